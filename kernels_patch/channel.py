@@ -1,0 +1,48 @@
+"""The plugin's own channel into the engine: utilities that the front end calls by name.
+
+``AsyncLLM.engine_core.call_utility_async(name, *args)`` runs a method of EngineCore between two steps. Stock vLLM has
+none for what a session's owner needs to know, so the plugin adds these to the class.
+"""
+
+from __future__ import annotations
+
+from kernels_patch.guard import PluginError
+
+
+def metronome_attach(self) -> dict:
+    """Shake hands: hook every worker's positions and say who serves. Raises PluginError on a stock scheduler."""
+    from kernels_patch.guard import check_version
+    from kernels_patch.scheduler import BoundedScheduler
+
+    if not isinstance(self.scheduler, BoundedScheduler):
+        raise PluginError(f"the engine runs {type(self.scheduler).__name__}, not the bounded scheduler")
+    workers = self.model_executor.collective_rpc("metronome_attach")
+    tables = [w["rotary_positions"] for w in workers if w["rotary_positions"] is not None]
+    self.scheduler.attach(max_positions=min(tables, default=None))
+    return {
+        "vllm": check_version(),
+        "scheduler": f"{type(self.scheduler).__module__}.{type(self.scheduler).__name__}",
+        "workers": workers,
+        "block_size": self.scheduler.block_size,
+        "blocks_total": self.scheduler.blocks_total,
+        "max_model_len": self.scheduler.max_model_len,
+        "max_positions": self.scheduler.max_positions,
+    }
+
+
+def metronome_snapshot(self) -> dict:
+    """The scheduler's own account of itself; see BoundedScheduler.snapshot."""
+    return self.scheduler.snapshot()
+
+
+def metronome_set_bound(self, request_id: str, bound: dict | None) -> str:
+    """Change a session's bound from outside its stream of chunks; see BoundedScheduler.set_bound."""
+    return self.scheduler.set_bound(request_id, bound)
+
+
+def add_utilities() -> None:
+    """Put the utilities on EngineCore; doing it again changes nothing."""
+    from vllm.v1.engine.core import EngineCore
+
+    for utility in (metronome_attach, metronome_snapshot, metronome_set_bound):
+        setattr(EngineCore, utility.__name__, utility)

@@ -1,0 +1,316 @@
+"""The stock scheduler, plus a bound per session: eviction in place at the frame boundary.
+
+A session without a bound runs the parent's code and nothing else. A bounded one is cut when its next chunk is taken
+up: the blocks behind its sinks and before its window go back to the pool, and the same range leaves its token lists
+and counts. What is resident is what is attended to, so no mask and no attention backend has to know.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
+
+from kernels_patch import positions
+from kernels_patch.guard import PluginError, check_config, check_kv_groups
+from workbench.bound import EXTRA_ARGS_KEY, BoundError, KVBound, blocks_for
+
+ENDED = "ended: "  # marks the stop_reason of a session that the scheduler ended, before the reason in words
+
+
+@dataclass
+class SessionState:
+    """What the scheduler remembers of one session beside vLLM's own Request."""
+
+    bound: KVBound | None = None
+    spans: positions.Spans = field(default_factory=lambda: [(0, 0)])
+    # Index at which the newest chunk begins: everything before it is context that may be evicted.
+    frame_start: int = 0
+
+    @property
+    def evicted(self) -> int:
+        return self.spans[-1][1]
+
+
+class BoundedScheduler(Scheduler):
+    """Scheduler of bounded sessions. Raises PluginError under a configuration it cannot serve."""
+
+    def __init__(self, vllm_config, kv_cache_config, *args, **kwargs) -> None:
+        check_config(vllm_config)
+        check_kv_groups(len(kv_cache_config.kv_cache_groups))
+        super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        self.clock = time.monotonic
+        self.max_positions: int | None = None
+        self.attached = False
+        self.sessions: dict[str, SessionState] = {}
+        self.preemptions = 0
+        self.refused_allocations = 0
+        self.first_refused_at: float | None = None
+        self._endings: list[tuple[Request, str]] = []
+        self._stock_allocate_slots = self.kv_cache_manager.allocate_slots
+        self.kv_cache_manager.allocate_slots = self._allocate_and_count
+
+    @property
+    def blocks_total(self) -> int:
+        # One block is vLLM's null block and never holds tokens.
+        return self.kv_cache_manager.block_pool.num_gpu_blocks - 1
+
+    def attach(self, max_positions: int | None) -> None:
+        """Called once the workers' position hooks are in place. ``max_positions``: rows of the rotary table."""
+        self.max_positions = max_positions
+        self.attached = True
+
+    # -- taking up a chunk ------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        existing = self.requests.get(request.request_id)
+        if existing is None:
+            super().add_request(request)
+            if request.resumable:
+                self._open(request)
+        elif existing.status == RequestStatus.WAITING_FOR_STREAMING_REQ and request.resumable:
+            update = StreamingUpdate.from_request(request)
+            reason = self._reason_to_end(existing, update)
+            if reason is None:
+                super().add_request(request)
+            else:
+                self._end(existing, reason)
+        else:
+            super().add_request(request)
+
+    def _open(self, request: Request) -> None:
+        state = self.sessions[request.request_id] = SessionState()
+        try:
+            state.bound = _bound_of(request.sampling_params)
+        except BoundError as error:
+            self._end(request, str(error))
+            return
+        if state.bound is not None and (why := self._reason_not_to_evict(request)):
+            self._end(request, why)
+        elif request.num_tokens + request.max_tokens > self.max_model_len:
+            self._end(request, self._too_long(request.num_tokens + request.max_tokens))
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        if request.resumable and request.streaming_queue and request.streaming_queue[0] is not None:
+            reason = self._reason_to_end(request, request.streaming_queue[0])
+            if reason is not None:
+                self._endings.append((request, reason))
+                return True
+        return super()._handle_stopped_request(request)
+
+    def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        super()._update_request_as_session(session, update)
+        state = self.sessions[session.request_id]
+        state.bound = _bound_of(update.sampling_params)
+        state.frame_start = session.num_computed_tokens
+        if state.bound is not None:
+            self._evict(session, state, session.num_computed_tokens)
+        _send_spans(session, state)
+
+    # -- the bound --------------------------------------------------------------------------------------------------
+
+    def _evict(self, session: Request, state: SessionState, resident: int) -> int:
+        """Cut ``session`` to its bound, ``resident`` tokens of it being context; return the tokens evicted.
+
+        Only ranges that lie wholly before the newest chunk are cut, so everything cut is prompt by now.
+        """
+        block_size = self.block_size
+        gap = state.bound.evictable(resident, block_size)
+        if gap == 0:
+            return 0
+        start = state.bound.sink_tokens(block_size)
+        held = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks.get(session.request_id, [])
+        freed = held[start // block_size : (start + gap) // block_size]
+        del held[start // block_size : (start + gap) // block_size]
+        self.kv_cache_manager.block_pool.free_blocks(reversed(freed))
+        del session._all_token_ids[start : start + gap]
+        del session.prompt_token_ids[start : start + gap]
+        session.num_prompt_tokens -= gap
+        session.num_computed_tokens = max(0, session.num_computed_tokens - gap)
+        state.frame_start -= gap
+        state.spans = positions.cut(state.spans, start, gap)
+        return gap
+
+    def set_bound(self, request_id: str, value: dict | None) -> str:
+        """Change a session's bound now. Returns "unknown", "at once" or "next frame".
+
+        A session that waits with an unanswered chunk takes up no other before that one is served, which at the wall
+        is never; so it is cut here. A parked or running session is cut when it takes up its next chunk.
+        Raises BoundError, before anything changed, on a value that is no bound.
+        """
+        bound = KVBound.from_args(value)
+        session = self.requests.get(request_id)
+        if session is None or request_id not in self.sessions:
+            return "unknown"
+        state = self.sessions[request_id]
+        state.bound = bound
+        for update in session.streaming_queue or ():
+            if update is not None:
+                update.sampling_params.extra_args = _with(update.sampling_params, EXTRA_ARGS_KEY, value)
+        if bound is None or self._reason_not_to_evict(session) or session.num_in_flight_tokens:
+            return "next frame"
+        if session.status == RequestStatus.WAITING:
+            self._evict(session, state, state.frame_start)
+        elif session.status == RequestStatus.PREEMPTED:
+            self._cut_preempted(session, state)
+        else:
+            return "next frame"
+        _send_spans(session, state)
+        return "at once"
+
+    def _cut_preempted(self, session: Request, state: SessionState) -> None:
+        """Cut a session that holds no block: it will be prefilled afresh, from a shorter list.
+
+        The worker still has the long list. Sent as a new chunk it gets the short one, for which the tokens already
+        given in this frame become prompt and are taken off those owed.
+        """
+        if self._evict(session, state, state.frame_start) == 0:
+            return
+        given = list(session._output_token_ids)
+        session.prompt_token_ids.extend(given)
+        session.num_prompt_tokens += len(given)
+        session.max_tokens -= len(given)
+        session._output_token_ids.clear()
+        session.status = RequestStatus.WAITING
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def _reason_to_end(self, session: Request, update: StreamingUpdate) -> str | None:
+        """Why ``session`` cannot take up ``update``; None when it can. vLLM itself would die, or compute garbage."""
+        try:
+            bound = _bound_of(update.sampling_params)
+        except BoundError as error:
+            return str(error)
+        if bound is not None and (why := self._reason_not_to_evict(session, update)):
+            return why
+        resident = session.num_computed_tokens - session.num_output_placeholders
+        evictable = 0 if bound is None else bound.evictable(resident, self.block_size)
+        needed = resident - evictable + len(update.prompt_token_ids or ()) + update.max_tokens
+        if needed > self.max_model_len:
+            return self._too_long(needed)
+        last = needed + evictable + self.sessions[session.request_id].evicted
+        if self.max_positions is not None and last > self.max_positions:
+            return f"the next frame would reach position {last}, past the rotary table's {self.max_positions}"
+        return None
+
+    def _reason_not_to_evict(self, session: Request, update: StreamingUpdate | None = None) -> str | None:
+        if not self.attached:
+            return "bounded without the workers' position hook: shake hands (metronome_attach) first"
+        if session.mm_features or (update is not None and update.mm_features):
+            return "a bounded session cannot hold multimodal features yet"
+        return None
+
+    def _too_long(self, needed: int) -> str:
+        return f"the next frame would reach {needed} resident tokens, past max_model_len {self.max_model_len}"
+
+    def _end(self, session: Request, reason: str) -> None:
+        # Leaves its id among the finished ones, so the engine makes the step that carries the reason out.
+        self._endings.append((session, reason))
+        self.finish_requests(session.request_id, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+    def update_from_output(self, scheduler_output, model_runner_output) -> dict[int, EngineCoreOutputs]:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for session, reason in self._endings:
+            outputs.setdefault(session.client_index, EngineCoreOutputs()).outputs.append(
+                EngineCoreOutput(
+                    request_id=session.request_id,
+                    new_token_ids=[],
+                    finish_reason=FinishReason.LENGTH,
+                    stop_reason=ENDED + reason,
+                )
+            )
+        self._endings.clear()
+        return outputs
+
+    def _free_blocks(self, request: Request) -> None:
+        super()._free_blocks(request)
+        self.sessions.pop(request.request_id, None)
+
+    # -- the scheduler's own account --------------------------------------------------------------------------------
+
+    def _allocate_and_count(self, request: Request, *args, **kwargs):
+        blocks = self._stock_allocate_slots(request, *args, **kwargs)
+        if blocks is None:
+            self.refused_allocations += 1
+            if self.first_refused_at is None:
+                self.first_refused_at = self.clock()
+        return blocks
+
+    def _preempt_request(self, request: Request, *args, **kwargs) -> None:
+        self.preemptions += 1
+        super()._preempt_request(request, *args, **kwargs)
+
+    def snapshot(self) -> dict:
+        """What vLLM's statistics leave out: one dict of plain values.
+
+        at: seconds on the scheduler's clock (time.monotonic). free_blocks, blocks_total: of the pool.
+        running, waiting (every queue, parked ones not counted), parked: sessions in that state.
+        preemptions, refused_allocations: since the engine began; first_refused_at on the same clock, None before.
+        head_needs_blocks: more blocks that the request at the head of the queue asks for, 0 when none waits.
+        sessions: request id -> state, resident tokens, evicted tokens, blocks held, chunks queued behind this one.
+        """
+        free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        parked = self.num_waiting_for_streaming_input
+        return {
+            "at": self.clock(),
+            "free_blocks": free_blocks,
+            "blocks_total": self.blocks_total,
+            "running": len(self.running),
+            "waiting": len(self.waiting) + len(self.kv_holding_waiting) - parked,
+            "parked": parked,
+            "preemptions": self.preemptions,
+            "refused_allocations": self.refused_allocations,
+            "first_refused_at": self.first_refused_at,
+            "head_needs_blocks": self._head_needs_blocks(),
+            "sessions": {
+                request_id: {
+                    "state": _STATES.get(request.status, "other"),
+                    "resident": request.num_computed_tokens,
+                    "evicted": self.sessions[request_id].evicted,
+                    "blocks": self._blocks_held(request),
+                    "queued": len(request.streaming_queue or ()),
+                }
+                for request_id, request in self.requests.items()
+                if request_id in self.sessions
+            },
+        }
+
+    def _blocks_held(self, request: Request) -> int:
+        manager = self.kv_cache_manager.coordinator.single_type_managers[0]
+        return len(manager.req_to_blocks.get(request.request_id, ()))
+
+    def _head_needs_blocks(self) -> int:
+        # The order in which the stock scheduler serves: those that hold blocks first, parked ones passed over.
+        for queue in (self.kv_holding_waiting, self.waiting):
+            for request in queue:
+                if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+                    return max(0, blocks_for(request.num_tokens, self.block_size) - self._blocks_held(request))
+        return 0
+
+
+_STATES = {
+    RequestStatus.WAITING: "waiting",
+    RequestStatus.PREEMPTED: "preempted",
+    RequestStatus.RUNNING: "running",
+    RequestStatus.WAITING_FOR_STREAMING_REQ: "parked",
+}
+
+
+def _bound_of(params) -> KVBound | None:
+    return KVBound.from_args((params.extra_args or {}).get(EXTRA_ARGS_KEY)) if params is not None else None
+
+
+def _with(params, key: str, value) -> dict:
+    return {**(params.extra_args or {}), key: value}
+
+
+def _send_spans(session: Request, state: SessionState) -> None:
+    """Let the session's spans travel to the worker with this chunk; one that never lost a token sends nothing."""
+    if state.spans != [(0, 0)]:
+        session.sampling_params.extra_args = _with(session.sampling_params, positions.EXTRA_ARGS_KEY, state.spans)
+
+
+__all__ = ["ENDED", "BoundedScheduler", "PluginError", "SessionState"]

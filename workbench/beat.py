@@ -1,0 +1,293 @@
+"""The beat: which chunk goes to the engine when, which frame returns when, and with what. No clock, no thread, no IO.
+
+Whoever drives it (real time in sessions.py, virtual time in tests and on the simulator) calls ``advance(now)`` no later
+than ``next_at()``, and hands in what the engine says. All times are seconds since the run began.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workbench.bound import KVBound
+from workbench.engine.base import Snapshot, TokenEvent
+from workbench.telemetry import CAPPED, CLOSED, DEAD, DROPPED, ON_TIME, FrameRow, PoolRow, SessionRow, Tables
+
+# Delivered tokens kept per session for display: the last minutes of speech, not the whole of a long run.
+WORDS_KEPT = 4096
+STALLED_AFTER_EMPTY = 2  # empty frames in a row
+WALL_BUDGETS = 2  # frame budgets without a token of any frame
+
+
+@dataclass
+class Session:
+    """One session on the beat. ``frame_tokens(k)`` gives the tokens of its audio chunk k."""
+
+    name: str
+    frame_tokens: Callable[[int], list[int]]
+    stop_token_ids: tuple[int, ...]
+    bound: KVBound | None
+    starts_at_s: float
+    frames_limit: int | None = None
+    frame: int = 0
+    in_flight: FrameRow | None = None
+    waiting: deque[tuple[FrameRow, list[int]]] = field(default_factory=deque)
+    unreturned: deque[FrameRow] = field(default_factory=deque)
+    heard_until_s: float = 0.0
+    empty_in_a_row: int = 0
+    dropped: int = 0
+    words: deque[int] = field(default_factory=lambda: deque(maxlen=WORDS_KEPT))
+
+    @property
+    def stalled(self) -> bool:
+        return self.empty_in_a_row >= STALLED_AFTER_EMPTY
+
+
+class Beat:
+    """Keeps the beat of all sessions of one run and writes their rows into ``tables``.
+
+    ``engine`` needs ``submit(session, tokens, owed, bound, stop_token_ids)`` and ``close(session)``, both returning at
+    once. ``forecaster``, if given, has ``update`` as workbench.saturation.Forecaster does.
+    """
+
+    def __init__(self, profile, tables: Tables, engine, forecaster=None) -> None:
+        self.profile = profile
+        self.tables = tables
+        self.engine = engine
+        self.forecaster = forecaster
+        self.sessions: dict[str, Session] = {}
+        self.latest: Snapshot | None = None
+        self.dead: str | None = None
+        self.wall_at_s: float | None = None
+        self.first_refused_at_s: float | None = None
+        self._last_token_at_s: float | None = None
+        self._opened = 0
+        self._unmeasured: list[FrameRow] = []
+
+    # -- sessions come, change and go -------------------------------------------------------------------------------
+
+    def open(
+        self,
+        name: str,
+        clip: str,
+        frame_tokens: Callable[[int], list[int]],
+        now: float,
+        bound: KVBound | None = None,
+        stop_token_ids: tuple[int, ...] = (),
+        frames_limit: int | None = None,
+    ) -> Session:
+        """Begin a session at the next instant of its phase group. ``frames_limit``: frames after which it ends."""
+        budget, groups = self.profile.frame_budget_s, self.profile.phase_groups
+        offset = (self._opened % groups) * budget / groups
+        starts = offset + budget * max(0, math.ceil((now - offset) / budget - 1e-9))
+        self._opened += 1
+        session = Session(name, frame_tokens, stop_token_ids, bound, starts, frames_limit, heard_until_s=starts)
+        with self.tables.lock:
+            self.sessions[name] = session
+            self.tables.session_rows[name] = SessionRow(self.tables.run, name, clip, now, opened_at_s=starts)
+        return session
+
+    def shut(self, name: str, now: float, reason: str) -> None:
+        """End a session; its frames that have not returned are closed with it. An unknown one is no error."""
+        with self.tables.lock:
+            session = self.sessions.pop(name, None)
+            if session is None:
+                return
+            row = self.tables.session_rows[name]
+            row.ended_at_s, row.reason = now, reason
+            for frame in list(session.unreturned):
+                self._return(session, frame, now, DEAD if self.dead else CLOSED)
+        self.engine.close(name)
+
+    def die(self, reason: str, now: float) -> None:
+        """The engine is gone: every session ends with it and says so."""
+        if self.dead is None:
+            self.dead = reason
+            for name in list(self.sessions):
+                self.shut(name, now, f"engine died: {reason}")
+
+    # -- time passes ------------------------------------------------------------------------------------------------
+
+    def next_at(self) -> float:
+        """When something is due next: a chunk's end or a wait cap. Infinity when nothing is."""
+        cap = self.profile.wait_cap * self.profile.frame_budget_s
+        ticks = (self._due(s) for s in self.sessions.values())
+        caps = (s.unreturned[0].due_at_s + cap for s in self.sessions.values() if s.unreturned)
+        return min((*ticks, *caps), default=math.inf)
+
+    def advance(self, now: float) -> None:
+        """Do everything that is due by ``now``, in the order in which it fell due."""
+        while (at := self.next_at()) <= now:
+            with self.tables.lock:
+                self._do_due(at, now)
+
+    def _due(self, session: Session) -> float:
+        return session.starts_at_s + (session.frame + 1) * self.profile.frame_budget_s
+
+    def _do_due(self, at: float, now: float) -> None:
+        cap = self.profile.wait_cap * self.profile.frame_budget_s
+        for session in list(self.sessions.values()):
+            # One instant may be both the cap of a frame and the tick of a later one: the older goes first.
+            while session.unreturned and session.unreturned[0].due_at_s + cap <= at:
+                self._return(session, session.unreturned[0], now, CAPPED)
+            if self._due(session) <= at:
+                self._tick(session, now)
+
+    def _tick(self, session: Session, now: float) -> None:
+        due, number = self._due(session), session.frame
+        session.frame += 1
+        if session.frames_limit is not None and number >= session.frames_limit:
+            self.shut(session.name, now, "clip over")
+            return
+        tokens = session.frame_tokens(number)
+        bound = session.bound
+        frame = FrameRow(
+            run=self.tables.run,
+            session=session.name,
+            frame=number,
+            due_at_s=due,
+            tokens_in=len(tokens),
+            tokens_owed=self.profile.tokens_owed,
+            window=bound and bound.window,
+            sinks=bound and bound.sinks,
+        )
+        self.tables.frame_rows.append(frame)
+        session.unreturned.append(frame)
+        session.waiting.append((frame, tokens))
+        if len(session.waiting) > self.profile.backlog and session.in_flight is not None:
+            oldest, _ = session.waiting.popleft()
+            session.dropped += 1
+            oldest.status = DROPPED
+        self._submit_next(session, now)
+        frame.backlog = len(session.waiting)
+
+    def _submit_next(self, session: Session, now: float) -> None:
+        if session.in_flight is not None or not session.waiting:
+            return
+        frame, tokens = session.waiting.popleft()
+        session.in_flight = frame
+        frame.submitted_at_s = now
+        if self._last_token_at_s is None:
+            # The silence that makes a wall is counted from the first chunk on.
+            self._last_token_at_s = now
+        self.engine.submit(session.name, tokens, frame.tokens_owed, session.bound, session.stop_token_ids)
+
+    def _return(self, session: Session, frame: FrameRow, now: float, status: str) -> None:
+        session.unreturned.remove(frame)
+        frame.returned_at_s = now
+        frame.latency_s = now - frame.due_at_s
+        frame.missed = now > frame.due_at_s + self.profile.frame_budget_s
+        frame.empty = frame.tokens_delivered == 0
+        frame.capped = status == CAPPED
+        if not (frame.status == DROPPED and status == CAPPED):
+            frame.status = status
+        if frame.tokens_delivered:
+            session.heard_until_s = max(session.heard_until_s, frame.due_at_s)
+        frame.content_lag_s = now - session.heard_until_s
+        session.empty_in_a_row = session.empty_in_a_row + 1 if frame.empty else 0
+        if status in (ON_TIME, CAPPED):
+            self._unmeasured.append(frame)
+
+    # -- the engine says --------------------------------------------------------------------------------------------
+
+    def hear(self, event: TokenEvent, now: float) -> None:
+        """Tokens of a session's chunk in flight, or its end. What comes for a session that has ended is dropped."""
+        with self.tables.lock:
+            session = self.sessions.get(event.session)
+            if session is None:
+                return
+            frame = session.in_flight
+            if event.tokens and frame is not None:
+                self._last_token_at_s = now
+                self._deliver(session, frame, event, now)
+            if event.done and frame is not None:
+                frame.eos |= event.eos
+                session.in_flight = None
+                if frame.returned_at_s is None and event.ended is None:
+                    self._return(session, frame, now, ON_TIME)
+        if event.ended is not None:
+            self.shut(event.session, now, event.ended)
+        elif event.done:
+            with self.tables.lock:
+                self._submit_next(session, now)
+
+    def _deliver(self, session: Session, frame: FrameRow, event: TokenEvent, now: float) -> None:
+        if frame.first_token_at_s is None:
+            frame.first_token_at_s = now
+        if frame.returned_at_s is None:
+            frame.tokens_delivered += len(event.tokens)
+            session.words.extend(event.tokens)
+        else:
+            frame.tokens_late += len(event.tokens)
+
+    def measure(self, snapshot: Snapshot, now: float, to_run: Callable[[float], float], rss: int | None = None) -> None:
+        """Take the scheduler's account: a row of the pool, the resident tokens of frames just returned, the wall.
+
+        ``to_run`` turns a time on the engine's clock into seconds since the run began.
+        """
+        with self.tables.lock:
+            self.latest = snapshot
+            at = to_run(snapshot.at)
+            if snapshot.first_refused_at is not None and self.first_refused_at_s is None:
+                self.first_refused_at_s = to_run(snapshot.first_refused_at)
+            for frame in self._unmeasured:
+                view = snapshot.sessions.get(frame.session)
+                if view is not None and frame.returned_at_s <= at:
+                    frame.resident_tokens = view.resident
+                    frame.age_tokens = view.resident + view.evicted
+            self._unmeasured = [f for f in self._unmeasured if f.returned_at_s > at]
+            self.tables.pool_rows.append(
+                PoolRow(
+                    run=self.tables.run,
+                    at_s=at,
+                    blocks_used=snapshot.blocks_used,
+                    blocks_total=snapshot.blocks_total,
+                    running=snapshot.running,
+                    waiting=snapshot.waiting,
+                    parked=snapshot.parked,
+                    preemptions=snapshot.preemptions,
+                    sessions=len(self.sessions),
+                    host_rss_bytes=rss,
+                    t_full_predicted_s=self._forecast(snapshot, at),
+                )
+            )
+            if self.wall_at_s is None and self.at_wall(now):
+                self.wall_at_s = self._last_token_at_s
+
+    def _forecast(self, snapshot: Snapshot, at: float) -> float | None:
+        if self.forecaster is None or any(s.bound for s in self.sessions.values()):
+            return None
+        starts = [s.starts_at_s for s in self.sessions.values()]
+        settled = snapshot.running == 0 and snapshot.waiting == 0
+        return self.forecaster.update(at, snapshot.blocks_used, snapshot.blocks_total, starts, settled)
+
+    # -- what state it is in ----------------------------------------------------------------------------------------
+
+    def at_wall(self, now: float) -> bool:
+        """The wall, by its definition: silence for two frame budgets while every session has a chunk unanswered and
+        the pool cannot serve the head of the queue. An overloaded engine is not at the wall."""
+        if not self.sessions or self.latest is None or self._last_token_at_s is None:
+            return False
+        silent = now - self._last_token_at_s >= WALL_BUDGETS * self.profile.frame_budget_s
+        unanswered = all(s.in_flight is not None for s in self.sessions.values())
+        return silent and unanswered and self.latest.free_blocks < self.latest.head_needs_blocks
+
+    def unanswered(self, name: str) -> bool:
+        """Whether a session's chunk in flight is past its wait cap: its bound then changes past the chunks."""
+        session = self.sessions.get(name)
+        return session is not None and session.in_flight is not None and session.in_flight.returned_at_s is not None
+
+    def status(self, now: float) -> str:
+        """One line in words: beating, stalled sessions, the wall, or a dead engine."""
+        if self.dead is not None:
+            return f"engine died: {self.dead}"
+        stalled = sum(s.stalled for s in self.sessions.values())
+        if self.at_wall(now):
+            misses = sum(f.missed for f in self.tables.frame_rows)
+            return f"wall: {stalled} of {len(self.sessions)} sessions silent, {misses} deadline misses"
+        if stalled:
+            return f"{stalled} of {len(self.sessions)} sessions stalled"
+        return "beating" if self.sessions else "no sessions"
+

@@ -1,0 +1,14 @@
+"""Engines: what a session manager needs of one, and the makes there are."""
+
+from __future__ import annotations
+
+from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
+
+__all__ = ["Engine", "EngineDead", "EngineError", "Facts", "SessionView", "Snapshot", "TokenEvent", "make_engine"]
+
+
+def make_engine(profile, **options) -> Engine:
+    """The engine that ``profile`` asks for, not started yet."""
+    from workbench.engine.vllm import VllmEngine
+
+    return VllmEngine(profile, **options)

@@ -1,0 +1,129 @@
+"""What a session manager needs of an engine, and the values that pass between them.
+
+An engine has a clock of its own (``now``); every time it reports is on that clock. It is driven from one asyncio loop
+and calls back on that loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.bound import KVBound
+
+
+class EngineError(RuntimeError):
+    """The engine cannot be started or used; one line that says what to do."""
+
+
+class EngineDead(EngineError):
+    """The engine is gone and every session on it with it."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a started engine says of itself. ``executor``: "vllm-cpu", "vllm-cuda" or "simulated".
+
+    ``scheduler`` and ``runner``: the classes that answered the plugin's handshake, in the engine's own processes.
+    """
+
+    executor: str
+    vllm: str
+    block_size: int
+    blocks_total: int
+    max_model_len: int
+    max_positions: int | None
+    scheduler: str = ""
+    runner: str = ""
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """Tokens that came for a session's chunk. ``done``: no more of this chunk will come; ``eos``: it ended itself.
+
+    ``ended``: the engine ended the session, for this reason. ``logprobs``: of each token, where asked for.
+    """
+
+    session: str
+    tokens: tuple[int, ...]
+    at: float
+    done: bool = False
+    eos: bool = False
+    ended: str | None = None
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SessionView:
+    """A session as the scheduler has it: ``state`` is parked, waiting, running or preempted."""
+
+    state: str
+    resident: int
+    evicted: int
+    blocks: int
+    queued: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The scheduler's account of itself at one instant (see the plugin's BoundedScheduler.snapshot)."""
+
+    at: float
+    free_blocks: int
+    blocks_total: int
+    running: int
+    waiting: int
+    parked: int
+    preemptions: int
+    refused_allocations: int
+    first_refused_at: float | None
+    head_needs_blocks: int
+    sessions: dict[str, SessionView]
+
+    @property
+    def blocks_used(self) -> int:
+        return self.blocks_total - self.free_blocks
+
+
+class Engine(ABC):
+    """Serves sessions chunk by chunk. After ``start`` its ``facts`` are set and ``on_event`` is called."""
+
+    facts: Facts
+    on_event: Callable[[TokenEvent], None]
+    on_dead: Callable[[str], None]
+
+    @abstractmethod
+    async def start(self, progress: Callable[[str], None] | None = None) -> None:
+        """Come up and shake hands with the plugin. Raises EngineError."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds on the engine's clock."""
+
+    @abstractmethod
+    def submit(
+        self, session: str, tokens: list[int], owed: int, bound: KVBound | None, stop_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        """Hand over a session's next chunk; the first one opens it. Returns at once."""
+
+    @abstractmethod
+    def close(self, session: str) -> None:
+        """End a session and give all its blocks back. Returns at once; an unknown session is no error."""
+
+    @abstractmethod
+    async def set_bound(self, session: str, bound: KVBound | None) -> str:
+        """Change a bound past the stream of chunks. Returns "at once", "next frame" or "unknown"."""
+
+    @abstractmethod
+    async def snapshot(self) -> Snapshot:
+        """The scheduler's account of itself. Raises EngineDead."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End the engine and all its processes; more than once is no error."""
+
+    def rss_bytes(self) -> int | None:
+        """Resident host memory of the engine's processes, None where it has none of its own."""
+        return None

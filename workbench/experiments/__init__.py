@@ -1,0 +1,79 @@
+"""The experiments there are, and what each of them returns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# name -> module; each module has run(profile, *, progress=None, **params) -> Result and a one-line docstring.
+EXPERIMENTS = {"cliff": "workbench.experiments.cliff"}
+
+
+class ExperimentError(ValueError):
+    """A run that cannot be made as asked; one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something an experiment asserts: ``value`` was measured, ``bound`` says what it had to be."""
+
+    name: str
+    holds: bool
+    value: Any
+    bound: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: three tables (one row per session, frame, sample; column ``run`` names the arm) and metrics.
+
+    ``executor`` is what served ("vllm-cpu", "vllm-cuda", "simulated"); ``params`` are all that shaped the run.
+    """
+
+    experiment: str
+    profile: str
+    executor: str
+    vllm: str
+    seed: int
+    params: dict[str, Any]
+    metrics: dict[str, Any]
+    claims: tuple[Claim, ...]
+    sessions: pd.DataFrame = field(repr=False)
+    frames: pd.DataFrame = field(repr=False)
+    pool: pd.DataFrame = field(repr=False)
+
+    @property
+    def holds(self) -> bool:
+        return all(claim.holds for claim in self.claims)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metrics file: everything but the tables."""
+        keys = ("experiment", "profile", "executor", "vllm", "seed", "params", "metrics")
+        return {**{key: getattr(self, key) for key in keys}, "claims": [asdict(claim) for claim in self.claims]}
+
+    def save_tables(self, folder: Path) -> None:
+        """Write sessions.parquet, frames.parquet and pool.parquet into ``folder``."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("sessions", "frames", "pool"):
+            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False)
+
+
+def experiment(name: str) -> Callable[..., Result]:
+    """The ``run`` function of an experiment. Raises ExperimentError that lists those there are."""
+    if name not in EXPERIMENTS:
+        raise ExperimentError(f"no experiment {name!r}: choose from {', '.join(EXPERIMENTS)}")
+    return import_module(EXPERIMENTS[name]).run
+
+
+def parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The parameters that an experiment takes beside the profile, by name, with their defaults."""
+    signature = inspect.signature(experiment(name))
+    return {key: p for key, p in signature.parameters.items() if key not in ("profile", "progress", "tables_dir")}

@@ -1,0 +1,333 @@
+"""The cliff and the slope: the same pool, audio, N and seed, once unbounded and once bounded, a fresh engine each."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.bound import KVBound, plateau
+from workbench.experiments import Claim, ExperimentError, Result
+from workbench.profiles import Profile
+from workbench.saturation import replay
+from workbench.sessions import SessionManager
+from workbench.telemetry import RETURNED
+
+PREDICT_BELOW_USAGE = 0.3
+PREDICTION_ERROR = 0.05
+GOOD_SHARE = 0.99
+INGESTED_OVER_POOL = 2.0
+# The script of the early trace, in frame budgets after the start: two sessions join late and one leaves again, so
+# that the forecast has to follow the sessions there are instead of extending one straight line.
+JOINS_AT, LEAVES_AT = (2, 3), 4
+WALL_FRAMES = 6  # frames to watch from the wall on
+GIVE_UP_FACTOR = 2.5  # an unbounded arm that has not walled after this multiple of Eq. 1's time never will
+
+Progress = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Lengths that follow from the profile: seconds until Eq. 1 fills the pool, and until 2 x the pool is ingested."""
+
+    profile: Profile
+
+    @property
+    def fills_after_s(self) -> float:
+        p = self.profile
+        return p.pool_tokens / (p.sessions * p.growth) * p.frame_budget_s
+
+    @property
+    def bounded_frames(self) -> int:
+        """Frames per session: twice the pool ingested with a little to spare, and three ages of 2 W to compare."""
+        p = self.profile
+        ingest = 1.05 * INGESTED_OVER_POOL * p.pool_tokens / (p.sessions * p.frame_tokens) + max(JOINS_AT)
+        return math.ceil(max(ingest, 3 * 2 * p.window / p.growth))
+
+
+def run(
+    profile: Profile,
+    *,
+    progress: Progress | None = None,
+    tables_dir: Path | None = None,
+    sessions: int | None = None,
+    window: int | None = None,
+    sinks: int | None = None,
+    seed: int | None = None,
+    frames: int | None = None,
+) -> Result:
+    """Run both arms and compare. ``frames``: of the bounded arm, by default what a good bounded arm takes.
+
+    ``tables_dir`` gets each arm's tables (in a folder named for it) even when the run is interrupted.
+    Raises ExperimentError, BoundError, ProfileError, EngineError.
+    """
+    changes = {"sessions": sessions, "window": window, "sinks": sinks, "seed": seed}
+    profile = profile.with_(**{key: value for key, value in changes.items() if value is not None})
+    profile.check_bound(profile.bound)
+    plan = Plan(profile)
+    _check(profile, plan, frames)
+    say = progress or (lambda message, fraction: None)
+    bounded_frames = frames or plan.bounded_frames
+    arms = {}
+    for arm, bound in (("unbounded", None), ("bounded", profile.bound)):
+        start, end = {"unbounded": (0.0, 0.45), "bounded": (0.45, 1.0)}[arm]
+        arms[arm] = _run_arm(
+            profile,
+            plan,
+            arm,
+            bound,
+            bounded_frames,
+            lambda message, part, start=start, end=end, arm=arm: say(f"{arm}: {message}", start + (end - start) * part),
+            None if tables_dir is None else Path(tables_dir) / arm,
+        )
+    return _result(profile, plan, arms, bounded_frames)
+
+
+def _check(profile: Profile, plan: Plan, frames: int | None) -> None:
+    if profile.sessions < len(JOINS_AT) + 2:
+        raise ExperimentError(
+            f"cliff needs at least {len(JOINS_AT) + 2} sessions (two of them join late), not {profile.sessions}"
+        )
+    if frames is not None and frames < 1:
+        raise ExperimentError(f"frames must be 1 or more, not {frames}")
+    early = PREDICT_BELOW_USAGE * plan.fills_after_s / profile.frame_budget_s
+    if early < LEAVES_AT + 2:
+        raise ExperimentError(
+            f"the pool fills within {plan.fills_after_s:.0f} s, too soon to predict from usage <= {PREDICT_BELOW_USAGE}: "
+            "raise pool_blocks or lower sessions"
+        )
+    warning = profile.plateau_warning([profile.bound] * profile.sessions)
+    if warning:
+        raise ExperimentError(f"the bounded arm cannot hold its plateau: {warning}")
+    longest = plan.fills_after_s / profile.frame_budget_s * profile.growth * 1.5
+    if longest > profile.max_model_len:
+        raise ExperimentError(
+            f"unbounded sessions would reach max_model_len {profile.max_model_len} before the pool is full: raise it, "
+            "or open more sessions"
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    manager: SessionManager
+    walled: bool
+    ended_at_s: float
+
+
+def _run_arm(profile, plan, arm, bound, bounded_frames, say, tables_dir) -> Arm:
+    from workbench.audio import sample_clips
+
+    budget = profile.frame_budget_s
+    draw = random.Random(profile.seed)
+    clips = sample_clips()
+    # The same audio in both arms: which clip and where it begins hang on the seed alone.
+    voices = [(clips[i % len(clips)], draw.random() * clips[i % len(clips)].seconds) for i in range(profile.sessions + 1)]
+    with SessionManager(profile, arm, progress=lambda m: say(m, 0.0), save_to=tables_dir) as manager:
+        late = len(JOINS_AT)
+        names = [manager.add(clip, bound, start_s=at) for clip, at in voices[:-late]]
+        began = manager.now()
+        pending = [(began + j * budget, "join", voices[-late + i]) for i, j in enumerate(JOINS_AT)]
+        pending.append((began + LEAVES_AT * budget, "leave", names[-1]))
+        for at, what, who in pending:
+            manager.wait_for(lambda m, at=at: m.now() >= at)
+            if what == "join":
+                manager.add(who[0], bound, start_s=who[1])
+            else:
+                manager.close_session(who)
+        walled = _watch(profile, plan, manager, bound, bounded_frames, began, say)
+        ended = manager.now()
+    if manager.beat.dead is not None:
+        raise ExperimentError(f"the engine died in the {arm} arm: {manager.beat.dead}")
+    return Arm(manager, walled, ended)
+
+
+def _watch(profile, plan, manager, bound, bounded_frames, began, say) -> bool:
+    """Wait until the arm has shown what it is for; whether it walled."""
+    budget = profile.frame_budget_s
+    length = bounded_frames * budget if bound else GIVE_UP_FACTOR * plan.fills_after_s
+    expected = length if bound else plan.fills_after_s + (2 + WALL_FRAMES) * budget
+    while manager.now() - began < length and manager.beat.dead is None:
+        wall = manager.beat.wall_at_s
+        if wall is not None and manager.now() > wall + (2 + WALL_FRAMES) * budget:
+            break
+        manager.wait_for(seconds=min(budget, 0.5))
+        say(manager.status(), min(1.0, (manager.now() - began) / expected))
+    return manager.beat.wall_at_s is not None
+
+
+def _result(profile: Profile, plan: Plan, arms: dict[str, Arm], bounded_frames: int) -> Result:
+    import pandas as pd
+
+    tables = {name: arm.manager.tables for name, arm in arms.items()}
+    facts = arms["bounded"].manager.engine.facts
+    unbounded, unbounded_claims = _unbounded(profile, arms["unbounded"])
+    bounded, bounded_claims = _bounded(profile, arms["bounded"])
+    params = {
+        "frame_budget_s": profile.frame_budget_s,
+        "wait_cap": profile.wait_cap,
+        "pool_blocks": profile.pool_blocks,
+        "block_size": profile.block_size,
+        "sessions": profile.sessions,
+        "window": profile.window,
+        "sinks": profile.sinks,
+        "tokens_in": profile.frame_tokens,
+        "tokens_owed": profile.tokens_owed,
+        "front_end": profile.front_end,
+        "phase_groups": profile.phase_groups,
+        "model": profile.model,
+        "dtype": profile.dtype,
+        "frames": bounded_frames,
+        "threads": facts.threads,
+    }
+    return Result(
+        experiment="cliff",
+        profile=profile.name,
+        executor=facts.executor,
+        vllm=facts.vllm,
+        seed=profile.seed,
+        params=params,
+        metrics={"unbounded": unbounded, "bounded": bounded},
+        claims=(*unbounded_claims, *bounded_claims),
+        **{
+            kind: pd.concat([getattr(t, kind)() for t in tables.values()], ignore_index=True)
+            for kind in ("sessions", "frames", "pool")
+        },
+    )
+
+
+def _counts(frames) -> dict:
+    returned = frames[frames["status"].isin(RETURNED)]
+    return {
+        "deadline_misses": int(returned["missed"].sum()),
+        "capped_frames": int(returned["capped"].sum()),
+        "empty_frames": int(returned["empty"].sum()),
+        "owed": int(returned["tokens_owed"].sum()),
+        "delivered": int(returned["tokens_delivered"].sum()),
+        "max_content_lag_s": float(returned["content_lag_s"].max()),
+    }
+
+
+def _unbounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
+    tables, beat = arm.manager.tables, arm.manager.beat
+    frames, pool = tables.frames(), tables.pool()
+    counts = _counts(frames)
+    predicted, cut_s = _prediction(pool)
+    full, wall = beat.first_refused_at_s, beat.wall_at_s
+    metrics = {
+        "walled": arm.walled,
+        "t_full_predicted_s": predicted,
+        "t_full_measured_s": full,
+        "t_wall_s": wall,
+        **counts,
+        "peak_usage": float((pool["blocks_used"] / pool["blocks_total"]).max()),
+    }
+    claims = [Claim("the unbounded arm walls", arm.walled, wall, "a wall by definition")]
+    if arm.walled:
+        claims += _wall_claims(profile, frames, wall)
+    claims.append(
+        Claim("no deadline is missed at the wall", counts["deadline_misses"] == 0, counts["deadline_misses"], "0")
+    )
+    again = None if cut_s is None else replay(
+        pool, tables.sessions(), profile.frame_budget_s, profile.block_size, until_s=cut_s
+    )
+    claims.append(
+        Claim(
+            f"the prediction was written while usage was <= {PREDICT_BELOW_USAGE} and its replay agrees",
+            predicted is not None and again == predicted,
+            {"predicted_at_s": cut_s, "replayed_s": again},
+            "the same number",
+        )
+    )
+    error = abs(predicted - full) / full if predicted is not None and full is not None else None
+    claims.append(
+        Claim("t_full is predicted", error is not None and error <= PREDICTION_ERROR, error, f"<= {PREDICTION_ERROR}")
+    )
+    return metrics, claims
+
+
+def _prediction(pool) -> tuple[float | None, float | None]:
+    """The last forecast made while usage had never been above the limit, and when it was made."""
+    above = pool["blocks_used"] > PREDICT_BELOW_USAGE * pool["blocks_total"]
+    early = pool[~above.cummax()].dropna(subset=["t_full_predicted_s"])
+    if early.empty:
+        return None, None
+    return float(early["t_full_predicted_s"].iloc[-1]), float(early["at_s"].iloc[-1])
+
+
+def _wall_claims(profile: Profile, frames, wall: float) -> list[Claim]:
+    budget = profile.frame_budget_s
+    # Frames that fell due from the wall on and have returned: each is expected capped, with nothing in it.
+    after = frames[(frames["due_at_s"] > wall) & frames["status"].isin(RETURNED)]
+    delivered = int(after["tokens_delivered"].sum() + after["tokens_late"].sum())
+    steps = after.sort_values("due_at_s").groupby("session")["content_lag_s"].diff().dropna()
+    # Content lag at the wall: the clock runs on while nothing newer is heard, one budget from frame to frame.
+    grows = len(steps) > 0 and bool(((steps - budget).abs() <= 0.1 * budget).all())
+    return [
+        Claim("from the wall on nothing is delivered", delivered == 0 and len(after) > 0, delivered, "0 tokens"),
+        Claim("from the wall on every frame is capped", bool(after["capped"].all()), int((~after["capped"]).sum()), "0 not"),
+        Claim(
+            "from the wall on content lag grows second by second",
+            grows,
+            None if steps.empty else float(steps.mean() / budget),
+            "1 s per second",
+        ),
+    ]
+
+
+def _bounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
+    tables = arm.manager.tables
+    frames, pool = tables.frames(), tables.pool()
+    counts = _counts(frames)
+    returned = frames[frames["status"].isin(RETURNED)]
+    answered = (returned["tokens_delivered"] == returned["tokens_owed"]) | returned["eos"]
+    served = returned[returned["status"] == "on_time"]
+    ingested = int(served["tokens_in"].sum()) / profile.pool_tokens
+    share = float(answered.mean())
+    last_third = pool[pool["at_s"] >= pool["at_s"].max() * 2 / 3]
+    # Blocks are counted at the end of a frame: nothing runs or waits then.
+    settled = last_third[(last_third["running"] == 0) & (last_third["waiting"] == 0)]
+    measured = float(settled["blocks_used"].mean()) if len(settled) else math.nan
+    expected = plateau(profile.bound, profile.block_size, profile.frame_tokens, profile.tokens_owed).mean * profile.sessions
+    ratio = latency_age_ratio(served, profile.bound)
+    metrics = {
+        "walled": arm.walled,
+        "ingested_over_pool": ingested,
+        "plateau_usage": measured / profile.pool_blocks,
+        "plateau_predicted_usage": expected / profile.pool_blocks,
+        **counts,
+        "latency_age_ratio": ratio,
+    }
+    claims = [
+        Claim("the bounded arm does not wall", not arm.walled, arm.walled, "no wall"),
+        Claim(
+            "at least twice the pool was ingested", ingested >= INGESTED_OVER_POOL, ingested, f">= {INGESTED_OVER_POOL}"
+        ),
+        Claim("owed = delivered", share >= GOOD_SHARE, share, f">= {GOOD_SHARE} of frames"),
+        Claim("no frame is capped", counts["capped_frames"] == 0, counts["capped_frames"], "0"),
+        Claim(
+            "the plateau is that of the arithmetic",
+            abs(measured - expected) <= profile.sessions,
+            {"blocks_measured": measured, "blocks_predicted": expected},
+            "within one block per session",
+        ),
+    ]
+    return metrics, claims
+
+
+def latency_age_ratio(served, bound: KVBound) -> float | None:
+    """Median latency of a run's last third over the median of the third that starts at age 2 W.
+
+    ``served``: frames table of one bounded arm, frames on time. None when the run is too short to have both.
+    """
+    grown = served[served["age_tokens"] >= 2 * bound.window].sort_values("due_at_s")
+    third = (served["due_at_s"].max() - served["due_at_s"].min()) / 3
+    if grown.empty or not third > 0:
+        return None
+    first_at = grown["due_at_s"].iloc[0]
+    early = grown[grown["due_at_s"] < first_at + third]
+    late = served[served["due_at_s"] > served["due_at_s"].max() - third]
+    if late["due_at_s"].min() < first_at:
+        return None
+    return float(late["latency_s"].median() / early["latency_s"].median())

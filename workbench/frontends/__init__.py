@@ -1,0 +1,79 @@
+"""Front ends: each turns one audio frame into engine input. One file per front end; this is their registry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from workbench.audio import Clip
+
+
+class FrontEndError(ValueError):
+    """A front end that cannot be made or fed. The message is one line that names the value and the way out."""
+
+
+class FrontEnd(Protocol):
+    """Turns the frames of one session, in order, into engine input; it may keep state from frame to frame.
+
+    `meaningful` is False for a load generator: its words mean nothing, and whatever shows them says so.
+    `stop_token_ids` end a reply early (EOS); () for none.
+    """
+
+    name: str
+    meaningful: bool
+    stop_token_ids: tuple[int, ...]
+
+    def encode(self, samples: np.ndarray, frame: int) -> list[int]:
+        """Token ids of a frame, at least one, each below vocab_size. `samples`: float32, shape (round(B x 16000),)."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text to show for reply tokens."""
+        ...
+
+
+def _front_ends() -> dict[str, type]:
+    from workbench.frontends.codec2 import Codec2FrontEnd
+    from workbench.frontends.text import TextFrontEnd
+
+    return {front_end.name: front_end for front_end in (Codec2FrontEnd, TextFrontEnd)}
+
+
+def _find(name: str) -> type:
+    front_ends = _front_ends()
+    if name not in front_ends:
+        raise FrontEndError(f"no front end {name!r}; there are {', '.join(front_ends)}")
+    return front_ends[name]
+
+
+def make_frontend(
+    name: str,
+    *,
+    vocab_size: int,
+    clip: Clip,
+    frame_budget_s: float,
+    model_path: Path | None = None,
+    loop: bool = True,
+    start_s: float = 0.0,
+) -> FrontEnd:
+    """A fresh front end for one session, whose audio is AudioStream(clip, frame_budget_s, loop, start_s).
+
+    `model_path` is the model's folder, for a front end that needs its tokenizer. FrontEndError for an unknown name
+    (it lists those there are) and for whatever the front end refuses; AudioError for a bad start_s.
+    """
+    return _find(name)(
+        vocab_size=vocab_size,
+        clip=clip,
+        frame_budget_s=frame_budget_s,
+        model_path=model_path,
+        loop=loop,
+        start_s=start_s,
+    )
+
+
+def tokens_per_frame(name: str, frame_budget_s: float) -> int | None:
+    """Tokens of every frame where the front end fixes their number, else None. FrontEndError as make_frontend."""
+    return _find(name).tokens_per_frame(frame_budget_s)

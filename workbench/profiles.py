@@ -1,0 +1,195 @@
+"""What to serve and how: a profile is data, and every number of a run comes from one."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from workbench.bound import KVBound, check_bound, growth_per_frame, plateau_excess
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be served; one line that names the field and says what to do."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One way of serving sessions. Times in seconds, sizes in tokens or blocks.
+
+    name: shown with every figure. model: a name of workbench.weights or a Hugging Face folder.
+    executor: "vllm" (the CPU or CUDA build, whichever is installed).
+    frame_budget_s: B, the audio of one frame and its deadline. tokens_owed: reply tokens owed per frame.
+    front_end: how audio becomes tokens. sessions: N an experiment opens by default.
+    window, sinks: the bound its bounded arms use. pool_blocks: blocks that can hold tokens.
+    max_model_len: the most resident tokens of a session. max_positions: rows of the rotary table, the age in tokens
+    at which a bounded session ends. phase_groups: G, the number of instants per budget at which frames fall due.
+    wait_cap: the part of B after which a frame returns with what is there. backlog: chunks a session may have
+    waiting behind an unanswered one. cores: "all" or a list such as "0-3", bound by the CPU engine.
+    max_batched_tokens: tokens of one engine step. seed: of every random choice.
+    """
+
+    name: str
+    model: str
+    sessions: int
+    window: int
+    pool_blocks: int
+    max_model_len: int
+    max_positions: int
+    sinks: int = 4
+    executor: str = "vllm"
+    frame_budget_s: float = 2.0
+    tokens_owed: int = 4
+    front_end: str = "codec2"
+    block_size: int = 32
+    dtype: str = "float32"
+    phase_groups: int = 1
+    wait_cap: float = 0.8
+    backlog: int = 2
+    cores: str = "all"
+    max_batched_tokens: int = 2048
+    max_sessions: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            expected = {"int": int, "float": (int, float), "str": str}[field.type]
+            if isinstance(value, bool) or not isinstance(value, expected):
+                raise ProfileError(f"profile {self.name}: {field.name} must be {field.type}, not {value!r}")
+            if field.type == "int" and value < (0 if field.name in ("sinks", "backlog", "seed") else 1):
+                raise ProfileError(f"profile {self.name}: {field.name} must be positive, not {value}")
+        if not (math.isfinite(self.frame_budget_s) and self.frame_budget_s > 0):
+            raise ProfileError(f"profile {self.name}: frame_budget_s must be a time above 0, not {self.frame_budget_s}")
+        if not 0 < self.wait_cap < 1:
+            raise ProfileError(f"profile {self.name}: wait_cap must lie between 0 and 1, not {self.wait_cap}")
+        if self.sessions > self.max_sessions:
+            raise ProfileError(
+                f"profile {self.name}: {self.sessions} sessions are more than max_sessions {self.max_sessions}"
+            )
+        if self.executor not in EXECUTORS:
+            raise ProfileError(f"profile {self.name}: executor {self.executor!r} is none of {', '.join(EXECUTORS)}")
+        if self.pool_tokens < self.max_model_len:
+            raise ProfileError(
+                f"profile {self.name}: the pool of {self.pool_tokens} tokens cannot hold one session of max_model_len "
+                f"{self.max_model_len}: raise pool_blocks or lower max_model_len"
+            )
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.pool_blocks * self.block_size
+
+    @property
+    def bound(self) -> KVBound:
+        return KVBound(self.window, self.sinks)
+
+    @property
+    def frame_tokens(self) -> int:
+        """Tokens that one frame of audio becomes: exact where the front end has a fixed count, else the most."""
+        from workbench.frontends import tokens_per_frame
+
+        count = tokens_per_frame(self.front_end, self.frame_budget_s)
+        return self.max_batched_tokens if count is None else count
+
+    @property
+    def growth(self) -> int:
+        """Tokens a session grows by each frame."""
+        return growth_per_frame(self.frame_tokens, self.tokens_owed)
+
+    def check_bound(self, bound: KVBound) -> None:
+        """Raise BoundError, one line, when this profile's engine cannot serve ``bound``."""
+        check_bound(
+            bound,
+            block_size=self.block_size,
+            blocks_total=self.pool_blocks,
+            max_model_len=self.max_model_len,
+            frame_tokens=self.frame_tokens,
+            owed=self.tokens_owed,
+        )
+
+    def plateau_warning(self, bounds: list[KVBound]) -> str | None:
+        """One line when the sessions' plateaus exceed the pool: by how much. None when they fit."""
+        excess = plateau_excess(bounds, self.block_size, self.pool_blocks, self.frame_tokens, self.tokens_owed)
+        if excess <= 0:
+            return None
+        return (
+            f"the plateaus of {len(bounds)} bounded sessions exceed the pool by {excess} of {self.pool_blocks} blocks: "
+            "they will wall too; use fewer sessions or a smaller window"
+        )
+
+    def with_(self, **changes) -> Profile:
+        """A copy with some fields changed; an unknown field lists those there are."""
+        known = [f.name for f in fields(self)]
+        for key in changes:
+            if key not in known:
+                raise ProfileError(f"a profile has no field {key!r}: choose from {', '.join(known)}")
+        return replace(self, **changes)
+
+
+EXECUTORS = ("vllm",)
+
+PROFILES = {
+    p.name: p
+    for p in (
+        Profile(
+            name="smollm2",
+            model="smollm2",
+            sessions=6,
+            window=256,
+            pool_blocks=200,
+            max_model_len=4096,
+            max_positions=65536,
+        ),
+        Profile(
+            name="tiny",
+            model="tiny",
+            sessions=4,
+            window=64,
+            pool_blocks=48,
+            max_model_len=1024,
+            max_positions=8192,
+            frame_budget_s=0.4,
+            tokens_owed=3,
+            phase_groups=2,
+        ),
+    )
+}
+
+
+def load_profile(name: str, **changes) -> Profile:
+    """A built-in profile by name, or one from a TOML file, with ``changes`` applied.
+
+    A TOML file holds fields of Profile, and ``base`` to name the built-in profile that the rest comes from.
+    Raises ProfileError.
+    """
+    if name.endswith(".toml"):
+        profile = _read_toml(Path(name))
+    elif name in PROFILES:
+        profile = PROFILES[name]
+    else:
+        raise ProfileError(f"no profile {name!r}: choose from {', '.join(PROFILES)} or give a .toml file")
+    return profile.with_(**changes) if changes else profile
+
+
+def _read_toml(path: Path) -> Profile:
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ProfileError(f"cannot read profile {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path} is no TOML file: {error}") from None
+    base = values.pop("base", None)
+    values.setdefault("name", path.stem)
+    if base is not None:
+        if base not in PROFILES:
+            raise ProfileError(f"{path}: no base profile {base!r}: choose from {', '.join(PROFILES)}")
+        return PROFILES[base].with_(**values)
+    known = [f.name for f in fields(Profile)]
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        raise ProfileError(f"{path}: a profile has no field {unknown[0]!r}: choose from {', '.join(known)}")
+    try:
+        return Profile(**values)
+    except TypeError as error:
+        raise ProfileError(f"{path}: {str(error).split(': ')[-1]}; or name a base profile: base = \"smollm2\"") from None
