@@ -199,7 +199,7 @@ def test_axes_carry_units_and_arms_differ_in_colour_and_in_dash():
 
 def test_arms_of_frame_latency_differ_in_colour_and_in_marker():
     figure = frame_latency(RESULT.frames, B, WAIT_CAP, label=LABEL)
-    one, other = trace(figure, f"{UNBOUNDED}, before"), trace(figure, f"{BOUNDED}, before")
+    one, other = trace(figure, f"{UNBOUNDED}, on time"), trace(figure, f"{BOUNDED}, on time")
     assert one.marker.color != other.marker.color and one.marker.symbol != other.marker.symbol
 
 

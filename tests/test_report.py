@@ -36,9 +36,8 @@ import json, os, pathlib, sys
 out = pathlib.Path(out_dir)
 metrics = {"experiment": "x", "profile": profile, "executor": EXECUTOR, "seed": 7, "claims": CLAIMS}
 (out / "metrics.json").write_text(json.dumps(metrics))
-(out / "seen.json").write_text(json.dumps(
-    {"python": sys.executable, "ipython": os.environ["IPYTHONDIR"], "cwd": os.getcwd(), "full": full, "pid": os.getpid()}
-))
+seen = {"python": sys.executable, "ipython": os.environ["IPYTHONDIR"], "cwd": os.getcwd(), "pid": os.getpid()}
+(out / "seen.json").write_text(json.dumps(seen | {"full": full}))
 """
 PLOT = """
 import plotly.graph_objects as go, plotly.io as pio

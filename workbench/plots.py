@@ -108,7 +108,7 @@ def pool_occupancy(
             _note(figure, t_wall_s, 0.03, f" unbounded: at the wall from {t_wall_s:.1f} s", look.colour)
     if plateau_predicted_usage is not None and BOUNDED in arms:
         ends = [float(pool["at_s"].min()), float(pool["at_s"].max())]
-        _rule(figure, ends, plateau_predicted_usage, "plateau predicted for the bounded arm", right=True)
+        _rule(figure, ends, plateau_predicted_usage, "plateau predicted for the bounded arm", in_legend=True)
     figure.update_yaxes(tickformat=".0%", range=[0, 1.06])
     return _finish(figure, "How full the pool is", "time since the arm began (s)", "blocks used / blocks total", label)
 
@@ -141,7 +141,7 @@ def frame_latency(frames: pd.DataFrame, frame_budget_s: float, wait_cap: float, 
         returned = _returned(arm)
         capped = returned["capped"].astype(bool)
         for part, words, symbol in (
-            (returned[~capped], "before the wait cap", look.symbol),
+            (returned[~capped], "on time", look.symbol),
             (returned[capped], "capped", f"{look.symbol}-open"),
         ):
             if not part.empty:
@@ -194,7 +194,7 @@ def owed_delivered(frames: pd.DataFrame, *, label: Label) -> Figure:
         if sums.empty:
             continue
         x, owed, delivered = sums.index, sums["tokens_owed"], sums["tokens_delivered"]
-        _line(figure, x, owed, f"{run}, owed ({int(owed.iloc[-1])})", look, width=1, mode="lines+markers")
+        _line(figure, x, owed, f"{run}, owed ({int(owed.iloc[-1])})", look, width=1, zorder=1)
         _line(figure, x, delivered, f"{run}, delivered ({int(delivered.iloc[-1])})", look, width=3)
     figure.update_yaxes(rangemode="tozero")
     title = "Tokens owed and tokens delivered"
@@ -225,14 +225,14 @@ def _returned(arm: pd.DataFrame) -> pd.DataFrame:
     return arm[arm["status"].isin(RETURNED)]
 
 
-def _line(figure, x, y, name, look, *, width=2.5, mode="lines", customdata=None, hover=None) -> None:
+def _line(figure, x, y, name, look, *, width=2.5, zorder=0, customdata=None, hover=None) -> None:
     figure.add_scatter(
         x=x,
         y=y,
         name=name,
-        mode=mode,
+        mode="lines",
+        zorder=zorder,
         line={"color": look.colour, "dash": look.dash, "width": width},
-        marker={"color": look.colour, "symbol": look.symbol, "size": 5},
         customdata=customdata,
         hovertemplate=hover,
     )
@@ -247,20 +247,19 @@ def _mark(figure: Figure, x: float, y: float, name: str, symbol: str) -> None:
     figure.add_scatter(x=[x], y=[y], name=name, mode="markers", marker={"color": _INK, "symbol": symbol, "size": 13})
 
 
-def _rule(
-    figure: Figure, ends: list[float], height: float, name: str, dash: str = "dashdot", right: bool = False
-) -> None:
-    """A level line with its name on it: a legend would be longer to read, an annotation errs on a log axis."""
+def _rule(figure: Figure, ends: list[float], y: float, name: str, dash: str = "dashdot", in_legend=False) -> None:
+    """A level line with its name on it, or in the legend where data would cross the name."""
+    # The name is a trace's text: an annotation on a log axis would want the logarithm of its height.
     figure.add_scatter(
         x=ends,
-        y=[height, height],
+        y=[y, y],
         name=name,
-        mode="lines+text",
-        text=["", name] if right else [name, ""],
-        textposition="top left" if right else "top right",
+        mode="lines" if in_legend else "lines+text",
+        text=[name, ""],
+        textposition="top right",
         textfont={"size": 12, "color": _GREY},
         line={"color": _GREY, "dash": dash, "width": 1.2},
-        showlegend=False,
+        showlegend=in_legend,
     )
 
 
@@ -291,8 +290,8 @@ def _finish(figure: Figure, title: str, x: str, y: str, label: Label) -> Figure:
         title={"text": title, "x": 0, "xref": "paper", "y": 0.96, "yanchor": "top", "font": {"size": 17}},
         font={"size": 13, "color": _INK},
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        margin={"l": 70, "r": 20, "t": 100, "b": 100},
-        height=470,
+        margin={"l": 70, "r": 20, "t": 115, "b": 100},
+        height=490,
     )
     figure.update_xaxes(title_text=x, rangemode="tozero")
     figure.update_yaxes(title_text=y)
