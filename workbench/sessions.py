@@ -122,7 +122,10 @@ class SessionManager:
 
     async def _live(self, ready: Future) -> None:
         self._loop, self._wake, self._stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        self.engine.on_event = lambda event: self._hear(event)
+        # Tables are pandas: its import holds the interpreter for longer than a short frame budget, so not on the beat.
+        import pandas  # noqa: F401
+
+        self.engine.on_event = self._hear
         self.engine.on_dead = self._die
         try:
             await self.engine.start(self._progress)

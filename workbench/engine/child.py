@@ -6,13 +6,15 @@ a parent that exits in good order, but after a hard exit they lived on for minut
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import select
 import signal
 import threading
+import time
 
 LOG_ENV = "METRONOME_ENGINE_LOG"
+PARENT_ENV = "METRONOME_ENGINE_PARENT"
+POLL_S = 1.0
 
 
 def main() -> None:
@@ -22,21 +24,24 @@ def main() -> None:
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         os.close(handle)
-    parent = multiprocessing.parent_process()
+    parent = int(os.environ[PARENT_ENV])
+    # This process is the parent of those that it spawns in turn.
+    os.environ[PARENT_ENV] = str(os.getpid())
     threading.Thread(target=_end_after, args=(parent,), name="metronome-parent-watch", daemon=True).start()
 
 
-def _end_after(parent) -> None:
+def _end_after(parent: int) -> None:
     try:
-        handle = os.pidfd_open(parent.pid)
+        handle = os.pidfd_open(parent)
     except (AttributeError, PermissionError):
-        # No pidfd on this system: the pipe that multiprocessing keeps to the parent closes when it goes.
-        parent.join()
+        # No such handle on this system. Whoever adopts this process when its parent goes is another.
+        while os.getppid() == parent:
+            time.sleep(POLL_S)
     except ProcessLookupError:
         pass
     else:
-        # A parent that was gone before the handle was open has already been replaced by init or a subreaper.
-        if os.getppid() == parent.pid:
+        # A parent that was gone before the handle was open has been replaced, and its number may be another's now.
+        if os.getppid() == parent:
             select.select([handle], [], [])
     # A plain exit would wait for threads that wait for the parent.
     os.kill(os.getpid(), signal.SIGKILL)

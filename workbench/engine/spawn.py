@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
-from multiprocessing import spawn
+from multiprocessing import resource_tracker, spawn
 
 from workbench.engine import child
 
@@ -27,6 +27,8 @@ def engine_children(environment: dict[str, str]):
             data["init_main_from_path"] = child.__file__
         return data
 
+    # Starting the tracker unblocks the signal again, so it has to run by now.
+    resource_tracker.ensure_running()
     before = {key: os.environ.get(key) for key in (*environment, "LD_PRELOAD")}
     # A blocked signal stays blocked in a child across exec, from its first instruction on.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

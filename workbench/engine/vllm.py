@@ -15,7 +15,7 @@ from pathlib import Path
 
 from workbench.bound import EXTRA_ARGS_KEY, KVBound
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
-from workbench.engine.child import LOG_ENV
+from workbench.engine.child import LOG_ENV, PARENT_ENV
 from workbench.engine.spawn import engine_children
 
 PLUGIN = "metronome"
@@ -121,6 +121,7 @@ class VllmEngine(Engine):
         allowed = os.environ.get("VLLM_PLUGINS")
         return {
             LOG_ENV: str(log),
+            PARENT_ENV: str(os.getpid()),
             "HF_HUB_OFFLINE": "1",
             "VLLM_LOGGING_CONFIG_PATH": str(config),
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
