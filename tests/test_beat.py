@@ -86,14 +86,17 @@ def test_frames_on_time():
     run = Run()
     run.open("a")
     run.until(7.0)
-    assert run.rows("frame", "due_at_s", "submitted_at_s", "first_token_at_s", "returned_at_s", "latency_s", "status") == [
+    assert run.rows(
+        "frame", "due_at_s", "submitted_at_s", "first_token_at_s", "returned_at_s", "latency_s", "status"
+    ) == [
         (0, 2.0, 2.0, 2.5, 2.5, 0.5, "on_time"),
         (1, 4.0, 4.0, 4.5, 4.5, 0.5, "on_time"),
         (2, 6.0, 6.0, 6.5, 6.5, 0.5, "on_time"),
     ]
-    assert run.rows("capped", "missed", "empty", "tokens_in", "tokens_owed", "tokens_delivered", "tokens_late") == [
-        (False, False, False, 10, OWED, OWED, 0)
-    ] * 3
+    assert (
+        run.rows("capped", "missed", "empty", "tokens_in", "tokens_owed", "tokens_delivered", "tokens_late")
+        == [(False, False, False, 10, OWED, OWED, 0)] * 3
+    )
     assert run.rows("content_lag_s", "backlog") == [(0.5, 0)] * 3
     assert [s for s, *_ in run.engine.submitted] == ["a"] * 3
 
@@ -187,7 +190,9 @@ def test_a_reply_that_ends_itself_returns_early():
     run = Run({"a": {0: [(0.2, 2, False), (0.3, 0, True)]}})
     run.open("a")
     run.until(3.0)
-    assert run.rows("status", "eos", "tokens_owed", "tokens_delivered", "returned_at_s") == [("on_time", True, 4, 2, 2.3)]
+    assert run.rows("status", "eos", "tokens_owed", "tokens_delivered", "returned_at_s") == [
+        ("on_time", True, 4, 2, 2.3)
+    ]
 
 
 def test_a_dead_engine_ends_every_session_and_says_so():

@@ -151,7 +151,10 @@ def test_no_block_is_leaked_shared_or_freed_twice_and_every_slot_holds_its_token
 
 
 @SLOW
-@given(st.integers(6, 30), st.lists(operation.filter(lambda o: o[0] in ("chunk", "abort", "step")), min_size=15, max_size=60))
+@given(
+    st.integers(6, 30),
+    st.lists(operation.filter(lambda o: o[0] in ("chunk", "abort", "step")), min_size=15, max_size=60),
+)
 def test_without_bounds_every_decision_is_the_stock_schedulers(blocks, operations):
     ours, stock = make_scheduler(BoundedScheduler, blocks), make_scheduler(Scheduler, blocks)
     workers = BookKeeper(), BookKeeper()
@@ -175,7 +178,8 @@ def test_without_bounds_every_decision_is_the_stock_schedulers(blocks, operation
                 outputs = [s.schedule() for s in (ours, stock)]
                 assert decisions(outputs[0]) == decisions(outputs[1])
                 answers = [
-                    s.update_from_output(o, w.run(o)[0]) for s, o, w in zip((ours, stock), outputs, workers, strict=True)
+                    s.update_from_output(o, w.run(o)[0])
+                    for s, o, w in zip((ours, stock), outputs, workers, strict=True)
                 ]
                 assert told(answers[0]) == told(answers[1])
         assert ours.kv_cache_manager.usage == stock.kv_cache_manager.usage

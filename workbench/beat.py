@@ -290,4 +290,3 @@ class Beat:
         if stalled:
             return f"{stalled} of {len(self.sessions)} sessions stalled"
         return "beating" if self.sessions else "no sessions"
-

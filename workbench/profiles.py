@@ -192,4 +192,4 @@ def _read_toml(path: Path) -> Profile:
     try:
         return Profile(**values)
     except TypeError as error:
-        raise ProfileError(f"{path}: {str(error).split(': ')[-1]}; or name a base profile: base = \"smollm2\"") from None
+        raise ProfileError(f'{path}: {str(error).split(": ")[-1]}; or name a base profile: base = "smollm2"') from None

@@ -1,9 +1,9 @@
 """SessionManager: the beat in real time. Its own thread and loop, so that neither a script nor a notebook waits for it.
 
-    with SessionManager(load_profile("smollm2")) as manager:
-        name = manager.add(sample_clip("goforward"), bound=KVBound(256, 4))
-        manager.wait_for(seconds=20)
-        print(manager.status(), manager.frames())
+with SessionManager(load_profile("smollm2")) as manager:
+    name = manager.add(sample_clip("goforward"), bound=KVBound(256, 4))
+    manager.wait_for(seconds=20)
+    print(manager.status(), manager.frames())
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from workbench.audio import AudioStream, Clip
 from workbench.beat import Beat
@@ -70,9 +70,7 @@ class SessionManager:
         self._wake: asyncio.Event | None = None
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
-        self.beat = Beat(
-            profile, self.tables, self.engine, Forecaster(profile.frame_budget_s, profile.block_size)
-        )
+        self.beat = Beat(profile, self.tables, self.engine, Forecaster(profile.frame_budget_s, profile.block_size))
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -101,7 +99,7 @@ class SessionManager:
             failure, self._failure = self._failure, None
             raise failure
 
-    def __enter__(self) -> SessionManager:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *exc) -> None:
@@ -110,7 +108,7 @@ class SessionManager:
     def _main(self, ready: Future) -> None:
         try:
             asyncio.run(self._live(ready))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001, nothing is swallowed: it is raised in the caller's thread
             # Before the engine is ready the caller of start() gets the error, after that the caller of close().
             if ready.done():
                 self._failure = error
@@ -192,7 +190,7 @@ class SessionManager:
         def call() -> None:
             try:
                 result.set_result(function())
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001, raised in the caller's thread
                 result.set_exception(error)
             self._wake.set()
 
@@ -334,9 +332,7 @@ class SessionManager:
             tokens = list(session.words)
         return front_end.decode(tokens)
 
-    def wait_for(
-        self, condition: Callable[[SessionManager], bool] | None = None, *, seconds: float = math.inf
-    ) -> bool:
+    def wait_for(self, condition: Callable[[SessionManager], bool] | None = None, *, seconds: float = math.inf) -> bool:
         """Wait until ``condition(manager)`` holds (True) or ``seconds`` have passed or the engine died (False)."""
         ends = time.monotonic() + seconds
         while condition is None or not condition(self):

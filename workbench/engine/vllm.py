@@ -68,14 +68,21 @@ class VllmEngine(Engine):
             with engine_children(self._environment()):
                 self._llm = self._construct(plugin, model)
                 self._processes = _descendants(self._llm)
-                hello = await self._llm.engine_core.call_utility_async("metronome_attach")
+                self.facts = await self._shake_hands()
         except EngineError:
             raise
         except Exception as error:
             await self.stop(keep_log=True)
             raise EngineError(f"the engine did not start: {_cause(self._log_dir, error)}") from error
         self._processes = _descendants(self._llm)
-        self.facts = Facts(
+        say("warming up")
+        await self._warm_up()
+        say("engine ready")
+
+    async def _shake_hands(self) -> Facts:
+        hello = await self._llm.engine_core.call_utility_async("metronome_attach")
+        worker = hello["workers"][0]
+        return Facts(
             executor=_executor(),
             vllm=hello["vllm"],
             block_size=hello["block_size"],
@@ -83,12 +90,9 @@ class VllmEngine(Engine):
             max_model_len=hello["max_model_len"],
             max_positions=hello["max_positions"],
             scheduler=hello["scheduler"],
-            runner=hello["workers"][0]["runner"],
-            threads=hello["workers"][0]["threads"],
+            runner=worker["runner"],
+            threads=worker["threads"],
         )
-        say("warming up")
-        await self._warm_up()
-        say("engine ready")
 
     async def _warm_up(self) -> None:
         """Serve two frames of a session nobody sees: the first step of an engine takes seconds, later ones do not."""
@@ -218,7 +222,7 @@ class VllmEngine(Engine):
             self.on_dead(str(error).splitlines()[0])
         except asyncio.CancelledError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # Whatever vLLM refuses of one session's input ends that session; the others play on.
             reason = f"refused by the engine: {_first_line(error)}"
             self.on_event(TokenEvent(session, (), self.now(), done=True, ended=reason))
@@ -383,4 +387,3 @@ def _cause(log_dir: Path, error: BaseException) -> str:
     raised = [line for line in (_LOG_PREFIX.sub("", line) for line in lines) if _ERROR_LINE.match(line)]
     cause = raised[0].strip() if raised else _first_line(error)
     return f"{cause} (log: {log})"
-
