@@ -81,7 +81,10 @@ class Arm:
     def sample(self, k: int, due: float) -> PoolRow:
         forecast = T_FULL_PREDICTED_S if self.bound is None and k >= 2 else None
         at = due + 0.5
-        return PoolRow(self.tables.run, at, self.used(), POOL_BLOCKS, 0, 0, N, 0, N, t_full_predicted_s=forecast)
+        tokens = self.used() * BLOCK
+        return PoolRow(
+            self.tables.run, at, self.used(), POOL_BLOCKS, 0, 0, N, 0, N, tokens, t_full_predicted_s=forecast
+        )
 
     def metrics(self) -> dict:
         frames = self.tables.frames()

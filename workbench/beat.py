@@ -249,6 +249,7 @@ class Beat:
                     parked=snapshot.parked,
                     preemptions=snapshot.preemptions,
                     sessions=len(self.sessions),
+                    resident_tokens=snapshot.resident_tokens,
                     host_rss_bytes=rss,
                     t_full_predicted_s=self._forecast(snapshot, at),
                 )
@@ -261,7 +262,7 @@ class Beat:
             return None
         starts = [s.starts_at_s for s in self.sessions.values()]
         settled = snapshot.running == 0 and snapshot.waiting == 0
-        return self.forecaster.update(at, snapshot.blocks_used, snapshot.blocks_total, starts, settled)
+        return self.forecaster.update(at, snapshot.resident_tokens, snapshot.blocks_total, starts, settled)
 
     # -- what state it is in ----------------------------------------------------------------------------------------
 

@@ -86,31 +86,39 @@ class Profile:
 
     @property
     def frame_tokens(self) -> int:
-        """Tokens that one frame of audio becomes: exact where the front end has a fixed count, else the most."""
+        """Tokens that every frame of audio becomes. ProfileError where the front end has no fixed count."""
         from workbench.frontends import tokens_per_frame
 
         count = tokens_per_frame(self.front_end, self.frame_budget_s)
-        return self.max_batched_tokens if count is None else count
+        if count is None:
+            raise ProfileError(
+                f"front end {self.front_end} has no fixed count of tokens per frame: use codec2 for this"
+            )
+        return count
 
     @property
     def growth(self) -> int:
         """Tokens a session grows by each frame."""
         return growth_per_frame(self.frame_tokens, self.tokens_owed)
 
-    def check_bound(self, bound: KVBound) -> None:
-        """Raise BoundError, one line, when this profile's engine cannot serve ``bound``."""
+    def check_bound(self, bound: KVBound, frame_tokens: int | None = None) -> None:
+        """Raise BoundError, one line, when this profile's engine cannot serve ``bound``.
+
+        ``frame_tokens``: the most tokens of a frame, by default the front end's fixed count.
+        """
         check_bound(
             bound,
             block_size=self.block_size,
             blocks_total=self.pool_blocks,
             max_model_len=self.max_model_len,
-            frame_tokens=self.frame_tokens,
+            frame_tokens=self.frame_tokens if frame_tokens is None else frame_tokens,
             owed=self.tokens_owed,
         )
 
-    def plateau_warning(self, bounds: list[KVBound]) -> str | None:
+    def plateau_warning(self, bounds: list[KVBound], frame_tokens: int | None = None) -> str | None:
         """One line when the sessions' plateaus exceed the pool: by how much. None when they fit."""
-        excess = plateau_excess(bounds, self.block_size, self.pool_blocks, self.frame_tokens, self.tokens_owed)
+        tokens = self.frame_tokens if frame_tokens is None else frame_tokens
+        excess = plateau_excess(bounds, self.block_size, self.pool_blocks, tokens, self.tokens_owed)
         if excess <= 0:
             return None
         return (
@@ -192,4 +200,5 @@ def _read_toml(path: Path) -> Profile:
     try:
         return Profile(**values)
     except TypeError as error:
-        raise ProfileError(f'{path}: {str(error).split(": ")[-1]}; or name a base profile: base = "smollm2"') from None
+        needed = str(error).split(": ")[-1]
+        raise ProfileError(f'{path}: missing are {needed}; or name a base profile: base = "smollm2"') from None

@@ -214,8 +214,6 @@ class SessionManager:
         the clip again and again; otherwise the session ends with it. Raises BoundError, AudioError, FrontEndError,
         SessionError, EngineError; warns when the plateaus of the bounded sessions exceed the pool.
         """
-        if bound is not None:
-            self.profile.check_bound(bound)
         from workbench.frontends import make_frontend
 
         profile = self.profile
@@ -229,6 +227,8 @@ class SessionManager:
             loop=loop,
             start_s=start_s,
         )
+        if bound is not None:
+            profile.check_bound(bound, front_end.most_tokens)
 
         def open_session() -> str:
             if self.beat.dead is not None:
@@ -263,7 +263,7 @@ class SessionManager:
         It takes effect at the next frame; on a session whose chunk is unanswered past the wait cap, at once.
         """
         if bound is not None:
-            self.profile.check_bound(bound)
+            self.profile.check_bound(bound, self._most_tokens(list(self.front_ends) if name is None else [name]))
 
         def change() -> None:
             names = list(self.beat.sessions) if name is None else [name]
@@ -290,10 +290,16 @@ class SessionManager:
         return True
 
     def _warn_of_plateaus(self) -> None:
-        bounds = [s.bound for s in list(self.beat.sessions.values()) if s.bound is not None]
-        warning = self.profile.plateau_warning(bounds) if bounds else None
+        bounded = {name: s.bound for name, s in list(self.beat.sessions.items()) if s.bound is not None}
+        if not bounded:
+            return
+        warning = self.profile.plateau_warning(list(bounded.values()), self._most_tokens(bounded))
         if warning:
             warnings.warn(warning, stacklevel=3)
+
+    def _most_tokens(self, names) -> int:
+        """The most tokens that one frame of any of these sessions has; 1 where there is none of them."""
+        return max((self.front_ends[name].most_tokens for name in names if name in self.front_ends), default=1)
 
     def _model_path(self) -> Path:
         from workbench.engine.vllm import model_folder

@@ -74,6 +74,7 @@ class PoolRow:
     parked: int
     preemptions: int
     sessions: int
+    resident_tokens: int
     admission_cap: int | None = None
     host_rss_bytes: int | None = None
     t_full_predicted_s: float | None = None

@@ -86,6 +86,10 @@ class Snapshot:
     def blocks_used(self) -> int:
         return self.blocks_total - self.free_blocks
 
+    @property
+    def resident_tokens(self) -> int:
+        return sum(view.resident for view in self.sessions.values())
+
 
 class Engine(ABC):
     """Serves sessions chunk by chunk. After ``start`` its ``facts`` are set and ``on_event`` is called."""

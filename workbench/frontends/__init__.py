@@ -19,12 +19,13 @@ class FrontEnd(Protocol):
     """Turns the frames of one session, in order, into engine input; it may keep state from frame to frame.
 
     `meaningful` is False for a load generator: its words mean nothing, and whatever shows them says so.
-    `stop_token_ids` end a reply early (EOS); () for none.
+    `stop_token_ids` end a reply early (EOS); () for none. `most_tokens`: the most that one frame of this session has.
     """
 
     name: str
     meaningful: bool
     stop_token_ids: tuple[int, ...]
+    most_tokens: int
 
     def encode(self, samples: np.ndarray, frame: int) -> list[int]:
         """Token ids of a frame, at least one, each below vocab_size. `samples`: float32, shape (round(B x 16000),)."""

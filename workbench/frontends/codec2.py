@@ -60,7 +60,7 @@ class Codec2FrontEnd:
 
         if vocab_size < _MIN_VOCAB:
             raise FrontEndError(f"codec2 front end: a vocabulary of {vocab_size} tokens is under {_MIN_VOCAB}")
-        self._tokens = self.tokens_per_frame(frame_budget_s)
+        self.most_tokens = self.tokens_per_frame(frame_budget_s)
         self._frame_samples = frame_samples(frame_budget_s)
         self._range = token_range(vocab_size)
         self._codec = pycodec2.Codec2(_BIT_RATE)
@@ -81,7 +81,7 @@ class Codec2FrontEnd:
         if samples.shape != (self._frame_samples,):
             raise FrontEndError(f"codec2 front end: frame {frame} has shape {samples.shape}, not {self._frame_samples}")
         speech = self._to_codec_rate(samples)
-        return [self._token(self._codec.encode(piece)) for piece in speech.reshape(self._tokens, -1)]
+        return [self._token(self._codec.encode(piece)) for piece in speech.reshape(self.most_tokens, -1)]
 
     def _to_codec_rate(self, samples: np.ndarray) -> np.ndarray:
         # Not soxr: its stream gives samples in bursts up to 0.12 s late, so a frame's tokens would stand for older

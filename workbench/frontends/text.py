@@ -51,19 +51,30 @@ class TextFrontEnd:
         self._loop = loop
         end = self._tokenizer.token_to_id(_END_OF_TURN)
         self.stop_token_ids: tuple[int, ...] = () if end is None else (end,)
-        chat = end is not None and self._tokenizer.token_to_id(_TURN) is not None
-        self._header = self._ids(_HEADER) if chat else []
+        self._chat = end is not None and self._tokenizer.token_to_id(_TURN) is not None
+        self._header = self._ids(_HEADER) if self._chat else []
 
     @staticmethod
     def tokens_per_frame(frame_budget_s: float) -> None:
         """None: a frame has as many tokens as its words need."""
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a frame of this clip becomes, the header counted in."""
+        # Frames begin at different places of each loop, so a frame's words are looked for in two loops of the clip.
+        frames = 2 * self._clip_samples // frame_samples(self._frame_budget_s) + 2
+        header = self._ids(_HEADER) if self._chat else []
+        return len(header) + max(len(self._words_ids(k)) for k in range(frames))
+
+    def _words_ids(self, frame: int) -> list[int]:
+        words = "".join(f" {word}" for word in self._words_in(frame))
+        return (self._ids(words) if words else []) or list(self._newline)
+
     def encode(self, samples: np.ndarray, frame: int) -> list[int]:
         """Token ids of the words that begin in the frame. `samples` is not looked at. AudioError for frame < 0."""
         # With the first frame that is encoded, not with frame 0: an overloaded session may drop its oldest audio.
         header, self._header = self._header, []
-        words = "".join(f" {word}" for word in self._words_in(frame))
-        return header + ((self._ids(words) if words else []) or list(self._newline))
+        return header + self._words_ids(frame)
 
     def _words_in(self, frame: int) -> list[str]:
         first, end = (self._words_before(start_sample(k, self._frame_budget_s)) for k in (frame, frame + 1))
