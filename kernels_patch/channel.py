@@ -17,8 +17,12 @@ def metronome_attach(self) -> dict:
     if not isinstance(self.scheduler, BoundedScheduler):
         raise PluginError(f"the engine runs {type(self.scheduler).__name__}, not the bounded scheduler")
     workers = self.model_executor.collective_rpc("metronome_attach")
-    tables = [w["rotary_positions"] for w in workers if w["rotary_positions"] is not None]
-    self.scheduler.attach(max_positions=min(tables, default=None))
+    config = self.vllm_config.model_config.hf_text_config
+    tables = [w["rotary_positions"] for w in workers] + [getattr(config, "max_position_embeddings", None)]
+    known = [rows for rows in tables if rows is not None]
+    if not known:
+        raise PluginError("this model does not say where its positions end: bounded sessions could run past it unseen")
+    self.scheduler.attach(max_positions=min(known))
     return {
         "vllm": check_version(),
         "scheduler": f"{type(self.scheduler).__module__}.{type(self.scheduler).__name__}",

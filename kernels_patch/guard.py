@@ -53,7 +53,15 @@ def check_config(config) -> None:
             raise PluginError(f"bounded sessions cannot be served while {what}: switch it off")
 
 
-def check_kv_groups(groups: int) -> None:
-    """Refuse models whose layers keep their KV in more than one group (hybrid attention)."""
-    if groups != 1:
-        raise PluginError(f"bounded sessions need one KV cache group, this model has {groups}: choose another model")
+def check_kv_cache(groups: list) -> None:
+    """Refuse models whose layers do not all keep every token's KV alike (``groups``: vLLM's KV cache groups)."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    if len(groups) != 1:
+        raise PluginError(
+            f"bounded sessions need one KV cache group, this model has {len(groups)}: choose another model"
+        )
+    spec = groups[0].kv_cache_spec
+    # A window of the model's own is counted in indices, which a cut changes.
+    if not isinstance(spec, FullAttentionSpec) or spec.sliding_window or spec.attention_chunk_size:
+        raise PluginError(f"bounded sessions need full attention, this model has {type(spec).__name__}: choose another")

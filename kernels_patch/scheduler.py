@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from kernels_patch import positions
-from kernels_patch.guard import PluginError, check_config, check_kv_groups
+from kernels_patch.guard import PluginError, check_config, check_kv_cache
 from workbench.bound import EXTRA_ARGS_KEY, BoundError, KVBound, blocks_for
 
 ENDED = "ended: "  # marks the stop_reason of a session that the scheduler ended, before the reason in words
@@ -40,9 +40,10 @@ class BoundedScheduler(Scheduler):
 
     def __init__(self, vllm_config, kv_cache_config, *args, **kwargs) -> None:
         check_config(vllm_config)
-        check_kv_groups(len(kv_cache_config.kv_cache_groups))
+        check_kv_cache(kv_cache_config.kv_cache_groups)
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         self.clock = time.monotonic
+        self.vocab_size = vllm_config.model_config.get_vocab_size()
         self.max_positions: int | None = None
         self.attached = False
         self.sessions: dict[str, SessionState] = {}
@@ -88,7 +89,7 @@ class BoundedScheduler(Scheduler):
         except BoundError as error:
             self._end(request, str(error))
             return
-        if state.bound is not None and (why := self._reason_not_to_evict(request)):
+        if state.bound is not None and (why := self._reason_not_to_evict(request)) or (why := self._foreign_token(request.prompt_token_ids)):
             self._end(request, why)
         elif request.num_tokens + request.max_tokens > self.max_model_len:
             self._end(request, self._too_long(request.num_tokens + request.max_tokens))
@@ -186,6 +187,8 @@ class BoundedScheduler(Scheduler):
             return str(error)
         if bound is not None and (why := self._reason_not_to_evict(session, update)):
             return why
+        if why := self._foreign_token(update.prompt_token_ids):
+            return why
         resident = session.num_computed_tokens - session.num_output_placeholders
         evictable = 0 if bound is None else bound.evictable(resident, self.block_size)
         needed = resident - evictable + len(update.prompt_token_ids or ()) + update.max_tokens
@@ -202,6 +205,11 @@ class BoundedScheduler(Scheduler):
         if session.mm_features or (update is not None and update.mm_features):
             return "a bounded session cannot hold multimodal features yet"
         return None
+
+    def _foreign_token(self, tokens: list[int] | None) -> str | None:
+        # Without a tokenizer vLLM does not look, and the embedding kills the engine.
+        foreign = next((t for t in tokens or () if not 0 <= t < self.vocab_size), None)
+        return None if foreign is None else f"token {foreign} is none of the model's {self.vocab_size}"
 
     def _too_long(self, needed: int) -> str:
         return f"the next frame would reach {needed} resident tokens, past max_model_len {self.max_model_len}"
@@ -242,6 +250,11 @@ class BoundedScheduler(Scheduler):
     def _preempt_request(self, request: Request, *args, **kwargs) -> None:
         self.preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
+        state = self.sessions.get(request.request_id)
+        if state is not None and state.bound is not None and not self._reason_not_to_evict(request):
+            # A bound that came while it ran: uncut it might ask for more blocks than it will ever be given.
+            self._cut_preempted(request, state)
+            _send_spans(request, state)
 
     def snapshot(self) -> dict:
         """What vLLM's statistics leave out: one dict of plain values.

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from workbench.beat import Beat
+from workbench.bound import KVBound
 from workbench.engine.base import SessionView, Snapshot, TokenEvent
 from workbench.profiles import Profile
 from workbench.telemetry import Tables
@@ -142,7 +143,9 @@ def test_at_the_wall_every_frame_is_capped_and_empty_with_no_miss_and_the_oldest
     ]
     assert run.beat.sessions["a"].dropped == 2
     assert run.beat.sessions["a"].stalled
-    assert run.beat.unanswered("a")
+    assert run.beat.unbounded_though_stalled() == []
+    run.beat.sessions["a"].bound = KVBound(64, 4)
+    assert [s.name for s in run.beat.unbounded_though_stalled()] == ["a"]
     assert len(run.engine.submitted) == 2
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_patch.guard import VLLM_VERSION, PluginError, check_config, check_kv_groups, check_version
+from kernels_patch.guard import VLLM_VERSION, PluginError, check_config, check_kv_cache, check_version
 
 
 @pytest.mark.parametrize("found", ["0.31.9", "0.32.1", "0.33.0", "1.0"])
@@ -67,10 +67,18 @@ def test_what_would_make_eviction_wrong_is_refused(changes, says):
     assert "\n" not in str(error.value)
 
 
-def test_more_than_one_group_of_kv_is_refused():
-    check_kv_groups(1)
-    with pytest.raises(PluginError, match="2"):
-        check_kv_groups(2)
+def test_only_one_group_of_full_attention_is_served():
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    shape = {"block_size": 32, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+    full = SimpleNamespace(kv_cache_spec=FullAttentionSpec(**shape))
+    check_kv_cache([full])
+    with pytest.raises(PluginError, match="this model has 2"):
+        check_kv_cache([full, full])
+    for spec in (SlidingWindowSpec(**shape, sliding_window=64), FullAttentionSpec(**shape, sliding_window=64)):
+        with pytest.raises(PluginError, match="need full attention"):
+            check_kv_cache([SimpleNamespace(kv_cache_spec=spec)])
 
 
 def test_vllm_does_not_swallow_the_refusal(monkeypatch):

@@ -51,6 +51,7 @@ class Expected:
         self.sampled_last = False
 
     sampled_last = False
+    evicted = 0
 
     def append(self, tokens):
         self.frame += [(self.length + i, token) for i, token in enumerate(tokens)]
@@ -63,6 +64,7 @@ class Expected:
         surplus = (len(self.context) - pinned - self.bound.window) // BLOCK * BLOCK
         if surplus > 0:
             del self.context[pinned : pinned + surplus]
+            self.evicted += surplus
 
 
 class Rig:
@@ -72,10 +74,10 @@ class Rig:
         self.scheduler, self.worker = make_scheduler(BoundedScheduler, blocks), BookKeeper()
         self.expected: dict[str, Expected] = {}
         self.next_token = 0
-        self.at_once = 0
+        self.at_once = self.cut_when_preempted = 0
 
     def chunk(self, name, count, owed, bound):
-        tokens = list(range(self.next_token, self.next_token + count))
+        tokens = [(self.next_token + i) % 2048 for i in range(count)]
         self.next_token += count
         expected = self.expected.setdefault(name, Expected())
         if expected.parked:
@@ -100,6 +102,7 @@ class Rig:
         if expected is None:
             return
         expected.queued = [(tokens, bound) for tokens, _ in expected.queued]
+        expected.coming = bound
         if outcome == "at once":
             self.at_once += 1
             expected.bound = bound
@@ -115,6 +118,7 @@ class Rig:
             if not self.scheduler.has_requests():
                 return
             output = self.scheduler.schedule()
+            self._cut_the_preempted()
             result, held = self.worker.run(output)
             for name, content in held.items():
                 expected = self.expected[name]
@@ -127,6 +131,14 @@ class Rig:
                     if out.finish_reason is not None:
                         self._answered(out)
             assert_books_balance(self.scheduler)
+
+    def _cut_the_preempted(self):
+        """A bound that came while a session ran cuts it when it is preempted in that frame."""
+        for name, expected in self.expected.items():
+            if name in self.scheduler.sessions and self.scheduler.sessions[name].evicted > expected.evicted:
+                expected.bound = expected.coming
+                expected.cut()
+                self.cut_when_preempted += 1
 
     def _answered(self, out):
         expected = self.expected[out.request_id]
@@ -165,7 +177,7 @@ def test_without_bounds_every_decision_is_the_stock_schedulers(blocks, operation
             for scheduler in (ours, stock):
                 if who in scheduler.requests and len(scheduler.requests[who].streaming_queue) > 1:
                     continue
-                scheduler.add_request(make_chunk(who, list(range(tokens, tokens + count)), owed))
+                scheduler.add_request(make_chunk(who, [t % 2048 for t in range(tokens, tokens + count)], owed))
             tokens += count
         elif name == "abort":
             for scheduler in (ours, stock):

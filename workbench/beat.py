@@ -33,6 +33,7 @@ class Session:
     frames_limit: int | None = None
     frame: int = 0
     in_flight: FrameRow | None = None
+    served_bound: KVBound | None = None
     waiting: deque[tuple[FrameRow, list[int]]] = field(default_factory=deque)
     unreturned: deque[FrameRow] = field(default_factory=deque)
     heard_until_s: float = 0.0
@@ -62,6 +63,7 @@ class Beat:
         self.dead: str | None = None
         self.wall_at_s: float | None = None
         self.first_refused_at_s: float | None = None
+        self.misses = 0
         self._last_token_at_s: float | None = None
         self._opened = 0
         self._unmeasured: list[FrameRow] = []
@@ -141,8 +143,11 @@ class Beat:
         if session.frames_limit is not None and number >= session.frames_limit:
             self.shut(session.name, now, "clip over")
             return
-        tokens = session.frame_tokens(number)
-        bound = session.bound
+        try:
+            tokens = session.frame_tokens(number)
+        except Exception as error:  # noqa: BLE001, whatever its audio does to it, one session ends and no other
+            self.shut(session.name, now, f"front end failed: {type(error).__name__}: {error}")
+            return
         frame = FrameRow(
             run=self.tables.run,
             session=session.name,
@@ -150,9 +155,8 @@ class Beat:
             due_at_s=due,
             tokens_in=len(tokens),
             tokens_owed=self.profile.tokens_owed,
-            window=bound and bound.window,
-            sinks=bound and bound.sinks,
         )
+        self._note_bound(frame, session.bound)
         self.tables.frame_rows.append(frame)
         session.unreturned.append(frame)
         session.waiting.append((frame, tokens))
@@ -167,18 +171,25 @@ class Beat:
         if session.in_flight is not None or not session.waiting:
             return
         frame, tokens = session.waiting.popleft()
-        session.in_flight = frame
+        session.in_flight, session.served_bound = frame, session.bound
         frame.submitted_at_s = now
+        # It may have changed while the chunk waited.
+        self._note_bound(frame, session.bound)
         if self._last_token_at_s is None:
             # The silence that makes a wall is counted from the first chunk on.
             self._last_token_at_s = now
         self.engine.submit(session.name, tokens, frame.tokens_owed, session.bound, session.stop_token_ids)
+
+    @staticmethod
+    def _note_bound(frame: FrameRow, bound: KVBound | None) -> None:
+        frame.window, frame.sinks = (None, None) if bound is None else (bound.window, bound.sinks)
 
     def _return(self, session: Session, frame: FrameRow, now: float, status: str) -> None:
         session.unreturned.remove(frame)
         frame.returned_at_s = now
         frame.latency_s = now - frame.due_at_s
         frame.missed = now > frame.due_at_s + self.profile.frame_budget_s
+        self.misses += frame.missed
         frame.empty = frame.tokens_delivered == 0
         frame.capped = status == CAPPED
         if not (frame.status == DROPPED and status == CAPPED):
@@ -194,6 +205,8 @@ class Beat:
 
     def hear(self, event: TokenEvent, now: float) -> None:
         """Tokens of a session's chunk in flight, or its end. What comes for a session that has ended is dropped."""
+        # A frame whose wait cap has passed returned without these tokens, also when nobody has said so yet.
+        self.advance(now)
         with self.tables.lock:
             session = self.sessions.get(event.session)
             if session is None:
@@ -258,9 +271,14 @@ class Beat:
                 self.wall_at_s = self._last_token_at_s
 
     def _forecast(self, snapshot: Snapshot, at: float) -> float | None:
-        if self.forecaster is None or any(s.bound for s in self.sessions.values()):
+        evicted = any(view.evicted for view in snapshot.sessions.values())
+        if self.forecaster is None or evicted or any(s.bound for s in self.sessions.values()):
             return None
-        starts = [s.starts_at_s for s in self.sessions.values()]
+        # By the tables and at the scheduler's instant, as a replay does it.
+        rows = self.tables.session_rows.values()
+        starts = [
+            r.opened_at_s for r in rows if r.offered_at_s <= at < (math.inf if r.ended_at_s is None else r.ended_at_s)
+        ]
         settled = snapshot.running == 0 and snapshot.waiting == 0
         return self.forecaster.update(at, snapshot.resident_tokens, snapshot.blocks_total, starts, settled)
 
@@ -269,25 +287,35 @@ class Beat:
     def at_wall(self, now: float) -> bool:
         """The wall, by its definition: silence for two frame budgets while every session has a chunk unanswered and
         the pool cannot serve the head of the queue. An overloaded engine is not at the wall."""
-        if not self.sessions or self.latest is None or self._last_token_at_s is None:
-            return False
-        silent = now - self._last_token_at_s >= WALL_BUDGETS * self.profile.frame_budget_s
-        unanswered = all(s.in_flight is not None for s in self.sessions.values())
-        return silent and unanswered and self.latest.free_blocks < self.latest.head_needs_blocks
+        with self.tables.lock:
+            if not self.sessions or self.latest is None or self._last_token_at_s is None:
+                return False
+            silent = now - self._last_token_at_s >= WALL_BUDGETS * self.profile.frame_budget_s
+            unanswered = all(s.in_flight is not None for s in self.sessions.values())
+            return silent and unanswered and self.latest.free_blocks < self.latest.head_needs_blocks
 
-    def unanswered(self, name: str) -> bool:
-        """Whether a session's chunk in flight is past its wait cap: its bound then changes past the chunks."""
-        session = self.sessions.get(name)
-        return session is not None and session.in_flight is not None and session.in_flight.returned_at_s is not None
+    def unbounded_though_stalled(self) -> list[Session]:
+        """Sessions whose chunk is unanswered past its wait cap and was served under another bound than they have now.
+
+        No further chunk is taken up before that one, so their bound has to change past the chunks.
+        """
+        return [
+            s
+            for s in self.sessions.values()
+            if s.bound is not None
+            and s.bound != s.served_bound
+            and s.in_flight is not None
+            and s.in_flight.returned_at_s is not None
+        ]
 
     def status(self, now: float) -> str:
         """One line in words: beating, stalled sessions, the wall, or a dead engine."""
         if self.dead is not None:
             return f"engine died: {self.dead}"
-        stalled = sum(s.stalled for s in self.sessions.values())
-        if self.at_wall(now):
-            misses = sum(f.missed for f in self.tables.frame_rows)
-            return f"wall: {stalled} of {len(self.sessions)} sessions silent, {misses} deadline misses"
+        with self.tables.lock:
+            stalled, sessions = sum(s.stalled for s in self.sessions.values()), len(self.sessions)
+            if self.at_wall(now):
+                return f"wall: {stalled} of {sessions} sessions silent, {self.misses} deadline misses"
         if stalled:
-            return f"{stalled} of {len(self.sessions)} sessions stalled"
-        return "beating" if self.sessions else "no sessions"
+            return f"{stalled} of {sessions} sessions stalled"
+        return "beating" if sessions else "no sessions"

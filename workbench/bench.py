@@ -14,7 +14,7 @@ from collections.abc import Callable
 from statistics import median, quantiles
 
 from workbench.bound import KVBound, blocks_for
-from workbench.engine import Facts
+from workbench.engine import EngineError, Facts
 from workbench.engine.vllm import VllmEngine, find_plugin
 from workbench.profiles import Profile, load_profile
 
@@ -52,12 +52,17 @@ class Rounds:
         self.engine = engine
         self._waiting: set[str] = set()
         self._all_answered = asyncio.Event()
-        engine.on_event = self._hear
+        self._failed: str | None = None
+        engine.on_event, engine.on_dead = self._hear, self._fail
+
+    def _fail(self, reason: str) -> None:
+        self._failed = reason
+        self._all_answered.set()
 
     def _hear(self, event) -> None:
         if event.ended is not None:
-            raise RuntimeError(f"a bench session ended: {event.ended}")
-        if event.done:
+            self._fail(f"a session ended: {event.ended}")
+        elif event.done:
             self._waiting.discard(event.session)
             if not self._waiting:
                 self._all_answered.set()
@@ -72,7 +77,12 @@ class Rounds:
             # Any words do: the time of a frame does not depend on which.
             chunk = [(7 * i + 13 * k) % 1000 + 5 for k in range(tokens)]
             self.engine.submit(session, chunk, profile.tokens_owed, bound)
-        await asyncio.wait_for(self._all_answered.wait(), ANSWER_TIMEOUT_S)
+        try:
+            await asyncio.wait_for(self._all_answered.wait(), ANSWER_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineError(f"bench: a frame was not answered within {ANSWER_TIMEOUT_S:g} s") from None
+        if self._failed is not None:
+            raise EngineError(f"bench: {self._failed}")
         return time.perf_counter() - began
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from workbench.bound import KVBound, check_bound, growth_per_frame, plateau_excess
+
+LONGEST_BUDGET_S = 3600.0
 
 
 class ProfileError(ValueError):
@@ -60,8 +61,12 @@ class Profile:
                 raise ProfileError(f"profile {self.name}: {field.name} must be {field.type}, not {value!r}")
             if field.type == "int" and value < (0 if field.name in ("sinks", "backlog", "seed") else 1):
                 raise ProfileError(f"profile {self.name}: {field.name} must be positive, not {value}")
-        if not (math.isfinite(self.frame_budget_s) and self.frame_budget_s > 0):
-            raise ProfileError(f"profile {self.name}: frame_budget_s must be a time above 0, not {self.frame_budget_s}")
+        # Compared first: NaN compares false, and a huge whole number has no float.
+        if not 0 < self.frame_budget_s <= LONGEST_BUDGET_S:
+            raise ProfileError(
+                f"profile {self.name}: frame_budget_s must be above 0 and at most {LONGEST_BUDGET_S:g} s, not "
+                f"{self.frame_budget_s}"
+            )
         if not 0 < self.wait_cap < 1:
             raise ProfileError(f"profile {self.name}: wait_cap must lie between 0 and 1, not {self.wait_cap}")
         if self.sessions > self.max_sessions:
@@ -126,7 +131,7 @@ class Profile:
             "they will wall too; use fewer sessions or a smaller window"
         )
 
-    def with_(self, **changes) -> Profile:
+    def with_(self, /, **changes) -> Profile:
         """A copy with some fields changed; an unknown field lists those there are."""
         known = [f.name for f in fields(self)]
         for key in changes:
@@ -165,12 +170,13 @@ PROFILES = {
 }
 
 
-def load_profile(name: str, **changes) -> Profile:
+def load_profile(name: str | Path, **changes) -> Profile:
     """A built-in profile by name, or one from a TOML file, with ``changes`` applied.
 
     A TOML file holds fields of Profile, and ``base`` to name the built-in profile that the rest comes from.
     Raises ProfileError.
     """
+    name = str(name)
     if name.endswith(".toml"):
         profile = _read_toml(Path(name))
     elif name in PROFILES:
@@ -190,7 +196,7 @@ def _read_toml(path: Path) -> Profile:
     base = values.pop("base", None)
     values.setdefault("name", path.stem)
     if base is not None:
-        if base not in PROFILES:
+        if not isinstance(base, str) or base not in PROFILES:
             raise ProfileError(f"{path}: no base profile {base!r}: choose from {', '.join(PROFILES)}")
         return PROFILES[base].with_(**values)
     known = [f.name for f in fields(Profile)]

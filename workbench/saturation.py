@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-SAMPLES_NEEDED = 8
+SAMPLES_NEEDED = 4
 
 
 class Forecaster:

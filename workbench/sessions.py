@@ -9,6 +9,7 @@ with SessionManager(load_profile("smollm2")) as manager:
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from workbench.audio import AudioStream, Clip
-from workbench.beat import Beat
+from workbench.beat import Beat, Session
 from workbench.bound import KVBound
 from workbench.engine import Engine, EngineDead, EngineError, make_engine
 from workbench.saturation import Forecaster
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SAMPLES_PER_BUDGET = 8  # pool samples per frame budget
 SLOWEST_SAMPLE_S = 0.25
+SAVE_EVERY_S = 30.0
 POLL_S = 0.02
 
 
@@ -92,8 +94,11 @@ class SessionManager:
         """End every session, the engine and its processes; save the tables where asked. Again is no error."""
         if self._thread is None:
             return
-        if self._loop is not None and self._thread.is_alive():
-            self._from_outside(self._stop.set)
+        if self._loop is not None and not self._loop.is_closed():
+            try:
+                self._from_outside(self._stop.set)
+            except RuntimeError:
+                pass  # the loop closed in between: the thread is ending by itself
         self._thread.join()
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -114,9 +119,6 @@ class SessionManager:
                 self._failure = error
             else:
                 ready.set_exception(error)
-        finally:
-            if self._save_to is not None:
-                self.tables.save(self._save_to)
 
     async def _live(self, ready: Future) -> None:
         self._loop, self._wake, self._stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -126,19 +128,46 @@ class SessionManager:
         self.engine.on_event = self._hear
         self.engine.on_dead = self._die
         try:
-            await self.engine.start(self._progress)
+            if not await self._first_of(self.engine.start(self._progress)):
+                raise EngineError("the manager was closed while its engine started")
+            self._model = self._model_path()
+            self._vocab_size = json.loads((self._model / "config.json").read_text())["vocab_size"]
             self._began_at = self.engine.now()
             ready.set_result(None)
-            tasks = [asyncio.create_task(t) for t in (self._keep_beat(), self._sample(), self._stop.wait())]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
-            for task in done:
-                task.result()
+            await self._first_of(self._keep_beat(), self._sample(), self._save_now_and_then())
             for name in list(self.beat.sessions):
                 self.beat.shut(name, self.now(), "closed with the manager")
+        except Exception as error:
+            if ready.done():
+                self._die(f"the manager failed: {type(error).__name__}: {error}")
+            raise
         finally:
-            await self.engine.stop()
+            # Before the engine's end, which takes seconds that an impatient user may not give.
+            try:
+                if self._save_to is not None and ready.done():
+                    self.tables.save(self._save_to)
+            finally:
+                await self.engine.stop()
+
+    async def _first_of(self, *coroutines) -> bool:
+        """Run until the manager is to stop (False) or one of these ends (True), whose error is raised."""
+        stop = asyncio.create_task(self._stop.wait())
+        tasks = [asyncio.create_task(c) for c in coroutines]
+        try:
+            done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (stop, *tasks):
+                task.cancel()
+            await asyncio.gather(stop, *tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+        return stop not in done
+
+    async def _save_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            if self._save_to is not None:
+                await asyncio.to_thread(self.tables.save, self._save_to)
 
     async def _keep_beat(self) -> None:
         while True:
@@ -159,6 +188,8 @@ class SessionManager:
                 self._die(str(error))
                 break
             self.beat.measure(snapshot, self.now(), self._to_run, self.engine.rss_bytes())
+            for session in self.beat.unbounded_though_stalled():
+                await self._past_the_chunks(session)
             await asyncio.sleep(period)
         await asyncio.Event().wait()
 
@@ -201,8 +232,13 @@ class SessionManager:
             except TimeoutError:
                 self._check_running()
 
+    @property
+    def running(self) -> bool:
+        """Whether the beat is being kept: from the engine's start to the end of the manager."""
+        return self._thread is not None and self._thread.is_alive() and not math.isinf(self._began_at)
+
     def _check_running(self) -> None:
-        if self._thread is None or not self._thread.is_alive() or math.isinf(self._began_at):
+        if not self.running:
             raise SessionError("the manager is not running: use it inside `with SessionManager(profile) as manager:`")
 
     # -- sessions ---------------------------------------------------------------------------------------------------
@@ -216,14 +252,15 @@ class SessionManager:
         """
         from workbench.frontends import make_frontend
 
+        self._check_running()
         profile = self.profile
         stream = AudioStream(clip, profile.frame_budget_s, loop=loop, start_s=start_s)
         front_end = make_frontend(
             profile.front_end,
-            vocab_size=self._vocab_size(),
+            vocab_size=self._vocab_size,
             clip=clip,
             frame_budget_s=profile.frame_budget_s,
-            model_path=self._model_path(),
+            model_path=self._model,
             loop=loop,
             start_s=start_s,
         )
@@ -237,6 +274,7 @@ class SessionManager:
                 raise SessionError(f"{profile.max_sessions} sessions are open, the profile's max_sessions: close one")
             name = f"s{self._names}"
             self._names += 1
+            self.front_ends = {n: f for n, f in self.front_ends.items() if n in self.beat.sessions}
             self.front_ends[name] = front_end
             self.beat.open(
                 name,
@@ -260,7 +298,8 @@ class SessionManager:
     def set_bound(self, bound: KVBound | None, name: str | None = None) -> None:
         """Switch the bound on, off or to other values, for one session or for all.
 
-        It takes effect at the next frame; on a session whose chunk is unanswered past the wait cap, at once.
+        It takes effect at the next frame; on a session whose chunk is unanswered past the wait cap, with the next
+        sample of the pool.
         """
         if bound is not None:
             self.profile.check_bound(bound, self._most_tokens(list(self.front_ends) if name is None else [name]))
@@ -271,16 +310,16 @@ class SessionManager:
                 self._known(each)
             for each in names:
                 self.beat.sessions[each].bound = bound
-                if self.beat.unanswered(each):
-                    task = self._loop.create_task(self._past_the_chunks(each, bound))
-                    task.add_done_callback(lambda t: t.exception())
 
         self._on_loop(change)
         self._warn_of_plateaus()
 
-    async def _past_the_chunks(self, name: str, bound: KVBound | None) -> None:
+    async def _past_the_chunks(self, session: Session) -> None:
+        bound = session.bound
         try:
-            await self.engine.set_bound(name, bound)
+            # Until it is done at once the chunk may only be on its way into the engine: then it is asked again.
+            if await self.engine.set_bound(session.name, bound) == "at once":
+                session.served_bound = bound
         except EngineDead as error:
             self._die(str(error))
 
@@ -305,11 +344,6 @@ class SessionManager:
         from workbench.engine.vllm import model_folder
 
         return model_folder(self.profile.model, lambda message: None)
-
-    def _vocab_size(self) -> int:
-        import json
-
-        return json.loads((self._model_path() / "config.json").read_text())["vocab_size"]
 
     # -- what there is to see ---------------------------------------------------------------------------------------
 
@@ -340,6 +374,7 @@ class SessionManager:
 
     def wait_for(self, condition: Callable[[SessionManager], bool] | None = None, *, seconds: float = math.inf) -> bool:
         """Wait until ``condition(manager)`` holds (True) or ``seconds`` have passed or the engine died (False)."""
+        self._check_running()
         ends = time.monotonic() + seconds
         while condition is None or not condition(self):
             if self.beat.dead is not None or time.monotonic() >= ends or not self._thread.is_alive():

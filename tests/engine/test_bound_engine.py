@@ -128,6 +128,37 @@ def test_three_thousand_tokens_through_a_max_model_len_of_1024_and_the_end_of_th
     assert all_blocks_are_back(driver)
 
 
+def test_a_token_outside_the_vocabulary_ends_its_session_alone(driver):
+    driver.round({"odd": (words(10), None), "even": (words(10), None)})
+    for foreign in (2048, -1, 10**6):
+        answers = driver.round({"odd": ([5, foreign], None), "even": (words(10), None)})
+        assert f"token {foreign} is none of the model's 2048" in answers["odd"].ended
+        assert len(answers["even"].tokens_out) == 3
+    driver.close("even")
+    assert all_blocks_are_back(driver)
+
+
+def test_a_name_can_be_opened_again_at_once(driver):
+    for _ in range(3):
+        assert len(driver.round({"again": (words(10), None)})["again"].tokens_out) == 3
+        driver.engine.close("again")
+    driver.close("again")
+    assert all_blocks_are_back(driver)
+
+
+def test_chunks_handed_over_together_are_served_one_by_one(driver):
+    async def hand_over():
+        driver._submit("eager", words(10), None, 3)
+        for _ in range(3):
+            driver.engine.submit("eager", words(10), 3, None)
+        while len(driver.frames["eager"][-1].tokens_out) < 12:
+            await driver.engine.snapshot()
+
+    driver.do(hand_over())
+    assert driver.snapshot().sessions["eager"].resident == 4 * (10 + 2)
+    driver.close("eager")
+
+
 def test_a_malformed_bound_ends_its_session_and_no_other(driver, monkeypatch):
     monkeypatch.setattr(KVBound, "to_args", lambda self: {"window": "many"})
     answers = driver.round({"bad": (words(10), BOUND), "good": (words(10), None)})

@@ -55,6 +55,7 @@ def frames_until_answered(manager, names, since_s) -> dict[str, int]:
     result = {}
     for name in names:
         good = (after[after["session"] == name]["tokens_delivered"] == manager.profile.tokens_owed).tolist()
+        assert len(good) >= 5, f"{name} returned only {len(good)} frames"
         # From which frame on every one is good.
         result[name] = len(good) - next((i for i, g in enumerate(reversed(good)) if not g), len(good))
     return result

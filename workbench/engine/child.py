@@ -33,12 +33,12 @@ def main() -> None:
 def _end_after(parent: int) -> None:
     try:
         handle = os.pidfd_open(parent)
-    except (AttributeError, PermissionError):
+    except ProcessLookupError:
+        pass
+    except (AttributeError, OSError):
         # No such handle on this system. Whoever adopts this process when its parent goes is another.
         while os.getppid() == parent:
             time.sleep(POLL_S)
-    except ProcessLookupError:
-        pass
     else:
         # A parent that was gone before the handle was open has been replaced, and its number may be another's now.
         if os.getppid() == parent:

@@ -10,6 +10,9 @@ from multiprocessing import resource_tracker, spawn
 
 from workbench.engine import child
 
+# What is changed here belongs to the whole process: two engines start one after the other.
+_one_at_a_time = threading.Lock()
+
 
 @contextmanager
 def engine_children(environment: dict[str, str]):
@@ -18,6 +21,11 @@ def engine_children(environment: dict[str, str]):
     Their main module is ``child``, not the user's (which would open the engine again); they never see the Ctrl-C that
     a terminal or Jupyter sends to the whole process group; they inherit ``environment``, which is taken back after.
     """
+    with _one_at_a_time:
+        yield from _engine_children(environment)
+
+
+def _engine_children(environment: dict[str, str]):
     owner, stock = threading.get_ident(), spawn.get_preparation_data
 
     def preparation_with_child(name: str) -> dict:

@@ -26,6 +26,17 @@ _LOG_PREFIX = re.compile(r"^\S+ \S+ ERROR \S+ ")
 _ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
 
 
+class _Stream:
+    """One session's way into vLLM: its chunks, and whether the last one handed over has been answered."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.chunks: asyncio.Queue = asyncio.Queue()
+        self.answered = asyncio.Event()
+        self.answered.set()
+        self.task: asyncio.Task | None = None
+
+
 class VllmEngine(Engine):
     """``profile`` says what to serve. ``logprobs``: report the log-probability of each sampled token.
 
@@ -49,8 +60,8 @@ class VllmEngine(Engine):
         self._scheduler, self._worker_extension = scheduler, worker_extension
         self._engine_args = engine_args or {}
         self._llm = None
-        self._queues: dict[str, asyncio.Queue] = {}
-        self._tasks: dict[str, asyncio.Task] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._closing: set[asyncio.Task] = set()
         self._processes: list = []
         self._log_dir: Path | None = None
 
@@ -67,20 +78,26 @@ class VllmEngine(Engine):
         try:
             with engine_children(self._environment()):
                 self._llm = self._construct(plugin, model)
-                self._processes = _descendants(self._llm)
-                self.facts = await self._shake_hands()
-        except EngineError:
-            raise
+            # The task that fails when the engine dies: whoever waits for an answer watches it too.
+            self._llm._run_output_handler()
+            self._processes = _descendants(self._llm)
+            self.facts = await self._shake_hands()
+            say("warming up")
+            await self._warm_up()
+        except plugin.PluginError as error:
+            await self.stop()
+            raise EngineError(str(error)) from error
         except Exception as error:
-            await self.stop(keep_log=True)
-            raise EngineError(f"the engine did not start: {_cause(self._log_dir, error)}") from error
-        self._processes = _descendants(self._llm)
-        say("warming up")
-        await self._warm_up()
+            cause = str(error) if isinstance(error, EngineDead) else self._keep_log(error)
+            await self.stop()
+            raise EngineError(f"the engine did not start: {cause}") from error
+        except BaseException:
+            await self.stop()
+            raise
         say("engine ready")
 
     async def _shake_hands(self) -> Facts:
-        hello = await self._llm.engine_core.call_utility_async("metronome_attach")
+        hello = await self._call("metronome_attach")
         worker = hello["workers"][0]
         return Facts(
             executor=_executor(),
@@ -96,16 +113,26 @@ class VllmEngine(Engine):
 
     async def _warm_up(self) -> None:
         """Serve two frames of a session nobody sees: the first step of an engine takes seconds, later ones do not."""
-        on_event, answered = self.on_event, asyncio.Event()
-        self.on_event = lambda event: answered.set() if event.done else None
+        on_event, on_dead = self.on_event, self.on_dead
         for _ in range(2):
-            answered.clear()
+            answer = asyncio.get_running_loop().create_future()
+
+            def hear(event, answer=answer) -> None:
+                if event.done and not answer.done():
+                    answer.set_result(event.ended)
+
+            self.on_event, self.on_dead = hear, lambda reason: None
             self.submit("warm-up", [1] * self.facts.block_size, self.profile.tokens_owed)
-            await answered.wait()
+            ended = await self._while_alive(answer)
+            if ended is not None:
+                raise EngineError(f"its warm-up ended: {ended}")
         self.close("warm-up")
+        await self._until_empty()
+        self.on_event, self.on_dead = on_event, on_dead
+
+    async def _until_empty(self) -> None:
         while (await self.snapshot()).sessions:
             await asyncio.sleep(0)
-        self.on_event = on_event
 
     def _environment(self) -> dict[str, str]:
         log = self._log_dir / "engine.log"
@@ -163,22 +190,29 @@ class VllmEngine(Engine):
         if _executor() == "vllm-cpu":
             args["kv_cache_memory_bytes"] = pool_bytes(model, profile)
         config = AsyncEngineArgs(**{**args, **self._engine_args}).create_engine_config()
-        _translate(plugin.PluginError, plugin.check_config, config)
+        plugin.check_config(config)
         return AsyncLLM.from_vllm_config(config, disable_log_stats=True, enable_log_requests=False)
 
-    async def stop(self, keep_log: bool = False) -> None:
-        tasks = list(self._tasks.values())
+    async def stop(self) -> None:
+        tasks = [stream.task for stream in self._streams.values()] + list(self._closing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._tasks.clear()
-        self._queues.clear()
+        self._streams.clear()
         if self._llm is not None:
             self._llm.shutdown()
             self._llm = None
         _reap(self._processes)
-        if self._log_dir is not None and not keep_log:
+        if self._log_dir is not None:
             shutil.rmtree(self._log_dir, ignore_errors=True)
+            self._log_dir = None
+
+    def _keep_log(self, error: BaseException) -> str:
+        """The root cause in one line; the log that it names is left where it is when the engine stops."""
+        if self._log_dir is None:
+            return _first_line(error)
+        log_dir, self._log_dir = self._log_dir, None
+        return _cause(log_dir, error)
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
@@ -186,10 +220,14 @@ class VllmEngine(Engine):
         return time.monotonic()
 
     def submit(self, session, tokens, owed, bound=None, stop_token_ids=()) -> None:
-        if session not in self._queues:
-            self._queues[session] = asyncio.Queue()
-            self._tasks[session] = asyncio.get_running_loop().create_task(self._serve(session))
-        self._queues[session].put_nowait((list(tokens), self._sampling(owed, bound, stop_token_ids)))
+        if self._llm is None:
+            raise EngineDead("the engine was stopped")
+        stream = self._streams.get(session)
+        if stream is None:
+            stream = self._streams[session] = _Stream(session)
+            stream.task = asyncio.get_running_loop().create_task(self._serve(stream))
+            stream.task.add_done_callback(self._report)
+        stream.chunks.put_nowait((list(tokens), self._sampling(owed, bound, stop_token_ids)))
 
     def _sampling(self, owed: int, bound: KVBound | None, stop_token_ids):
         from vllm import SamplingParams
@@ -206,37 +244,58 @@ class VllmEngine(Engine):
             extra_args=None if bound is None else {EXTRA_ARGS_KEY: bound.to_args()},
         )
 
-    async def _serve(self, session: str) -> None:
+    async def _serve(self, stream: _Stream) -> None:
         """Feed one session's chunks to vLLM and report what comes, until it ends."""
+        outputs = self._llm.generate(self._chunks(stream), self._sampling(1, None, ()), stream.session)
+        try:
+            while (event := await self._next_event(stream, outputs)) is not None:
+                if event.done:
+                    self._forget_prompt(stream.session)
+                    stream.answered.set()
+                if event.ended is not None and self._streams.get(stream.session) is stream:
+                    # Gone before its owner hears of it, who may open the name again at once.
+                    del self._streams[stream.session]
+                    self._closing.add(stream.task)
+                self.on_event(event)
+                if event.ended is not None:
+                    return
+        finally:
+            await outputs.aclose()
+            if self._streams.get(stream.session) is stream:
+                del self._streams[stream.session]
+
+    async def _next_event(self, stream: _Stream, outputs) -> TokenEvent | None:
+        """What vLLM says next of one session; None when the engine is dead, or said all."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            async for output in self._llm.generate(self._chunks(session), self._sampling(1, None, ()), session):
-                event = self._event(session, output.outputs[0])
-                if event.done:
-                    self._forget_prompt(session)
-                self.on_event(event)
-                if event.ended is not None:
-                    break
+            return self._event(stream.session, (await anext(outputs)).outputs[0])
+        except StopAsyncIteration:
+            return None
         except EngineDeadError as error:
-            self.on_dead(str(error).splitlines()[0])
-        except asyncio.CancelledError:
-            raise
+            self.on_dead(self._keep_log(error))
+            return None
         except Exception as error:  # noqa: BLE001
             # Whatever vLLM refuses of one session's input ends that session; the others play on.
-            reason = f"refused by the engine: {_first_line(error)}"
-            self.on_event(TokenEvent(session, (), self.now(), done=True, ended=reason))
-        finally:
-            self._queues.pop(session, None)
-            self._tasks.pop(session, None)
+            reason = f"refused by the engine: {_first_line(error.__cause__ or error)}"
+            return TokenEvent(stream.session, (), self.now(), done=True, ended=reason)
 
-    async def _chunks(self, session: str):
+    def _report(self, task: asyncio.Task) -> None:
+        """A task that failed has a fault that is nobody's input: its owner hears of it rather than of silence."""
+        self._closing.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            self.on_dead(f"fault in the session's task: {type(error).__name__}: {_first_line(error)}")
+
+    async def _chunks(self, stream: _Stream):
         from vllm.engine.protocol import StreamingInput
         from vllm.inputs import TokensPrompt
 
-        queue = self._queues[session]
         while True:
-            tokens, params = await queue.get()
+            tokens, params = await stream.chunks.get()
+            # vLLM merges outputs that nobody has fetched yet, across chunks: so one is outstanding at a time.
+            await stream.answered.wait()
+            stream.answered.clear()
             yield StreamingInput(prompt=TokensPrompt(prompt_token_ids=tokens), sampling_params=params)
 
     def _event(self, session: str, output) -> TokenEvent:
@@ -257,11 +316,14 @@ class VllmEngine(Engine):
                 state.prompt_token_ids = []
 
     def close(self, session: str) -> None:
-        task = self._tasks.get(session)
-        if task is not None:
-            task.cancel()
+        stream = self._streams.pop(session, None)
+        if stream is not None:
+            self._closing.add(stream.task)
+            stream.task.cancel()
 
     async def set_bound(self, session: str, bound: KVBound | None) -> str:
+        if self._llm is None:
+            raise EngineDead("the engine was stopped")
         value = None if bound is None else bound.to_args()
         outcome = "unknown"
         for request_id in self._llm.output_processor.external_req_ids.get(session, ()):
@@ -275,14 +337,25 @@ class VllmEngine(Engine):
         return Snapshot(sessions=views, **raw)
 
     async def _call(self, name: str, *args):
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         if self._llm is None:
             raise EngineDead("the engine was stopped")
+        return await self._while_alive(self._llm.engine_core.call_utility_async(name, *args))
+
+    async def _while_alive(self, answer):
+        """Await ``answer``, or raise EngineDead: vLLM leaves whoever waits for a dead engine waiting."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        waiting = asyncio.ensure_future(answer)
+        handler = self._llm.output_handler
         try:
-            return await self._llm.engine_core.call_utility_async(name, *args)
+            await asyncio.wait([waiting, handler], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise EngineDead(self._keep_log(EngineDeadError()))
+            return waiting.result()
         except EngineDeadError as error:
-            raise EngineDead(_first_line(error)) from error
+            raise EngineDead(self._keep_log(error)) from error
+        finally:
+            waiting.cancel()
 
     def rss_bytes(self) -> int | None:
         import psutil
@@ -355,8 +428,14 @@ def _descendants(llm) -> list:
     import psutil
 
     manager = llm.engine_core.resources.engine_manager
-    roots = [psutil.Process(p.pid) for p in manager.processes if p.is_alive()] if manager is not None else []
-    return [p for root in roots for p in (root, *root.children(recursive=True))]
+    found = []
+    for process in manager.processes if manager is not None else []:
+        try:
+            root = psutil.Process(process.pid)
+            found += [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue  # it died since: the handshake will say so
+    return found
 
 
 def _reap(processes: list) -> None:
