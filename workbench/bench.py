@@ -26,8 +26,8 @@ ANSWER_TIMEOUT_S = 120.0
 class StockEngine(VllmEngine):
     """vLLM with its own scheduler and no plugin channel, for comparison only."""
 
-    def __init__(self, profile: Profile) -> None:
-        super().__init__(profile, scheduler="vllm.v1.core.sched.scheduler.Scheduler")
+    def __init__(self, profile: Profile, **options) -> None:
+        super().__init__(profile, scheduler="vllm.v1.core.sched.scheduler.Scheduler", **options)
 
     async def _shake_hands(self) -> Facts:
         config = self._llm.vllm_config

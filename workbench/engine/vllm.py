@@ -23,7 +23,7 @@ ENDED = "ended: "  # how the plugin's scheduler begins the reason of a session t
 STOP_TIMEOUT_S = 20.0
 _LOG_PREFIX = re.compile(r"^\S+ \S+ ERROR \S+ ")
 # A line of a traceback that names the exception.
-_ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
+_ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: |$)")
 
 
 class _Stream:
@@ -64,6 +64,7 @@ class VllmEngine(Engine):
         self._closing: set[asyncio.Task] = set()
         self._processes: list = []
         self._log_dir: Path | None = None
+        self._death: str | None = None
 
     # -- start and stop ---------------------------------------------------------------------------------------------
 
@@ -208,11 +209,11 @@ class VllmEngine(Engine):
             self._log_dir = None
 
     def _keep_log(self, error: BaseException) -> str:
-        """The root cause in one line; the log that it names is left where it is when the engine stops."""
-        if self._log_dir is None:
-            return _first_line(error)
-        log_dir, self._log_dir = self._log_dir, None
-        return _cause(log_dir, error)
+        """The root cause in one line, the same for all who ask; the log that it names is left when the engine stops."""
+        if self._death is None:
+            self._death = _first_line(error) if self._log_dir is None else _cause(self._log_dir, error)
+            self._log_dir = None
+        return self._death
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ class VllmEngine(Engine):
         try:
             while (event := await self._next_event(stream, outputs)) is not None:
                 if event.done:
-                    self._forget_prompt(stream.session)
+                    self._forget_tokens(stream.session)
                     stream.answered.set()
                 if event.ended is not None and self._streams.get(stream.session) is stream:
                     # Gone before its owner hears of it, who may open the name again at once.
@@ -308,12 +309,13 @@ class VllmEngine(Engine):
         done = output.finish_reason is not None
         return TokenEvent(session, tokens, self.now(), done, output.finish_reason == "stop", ended, logprobs)
 
-    def _forget_prompt(self, session: str) -> None:
+    def _forget_tokens(self, session: str) -> None:
         # vLLM's front end keeps every token a session ever had, for outputs that nobody asked for here.
         for request_id in self._llm.output_processor.external_req_ids.get(session, ()):
             state = self._llm.output_processor.request_states.get(request_id)
-            if state is not None and state.prompt_token_ids:
+            if state is not None:
                 state.prompt_token_ids = []
+                state.detokenizer.token_ids.clear()
 
     def close(self, session: str) -> None:
         stream = self._streams.pop(session, None)
