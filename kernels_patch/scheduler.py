@@ -84,15 +84,11 @@ class BoundedScheduler(Scheduler):
 
     def _open(self, request: Request) -> None:
         state = self.sessions[request.request_id] = SessionState()
-        try:
+        reason = self._reason_not_to_open(request)
+        if reason is None:
             state.bound = _bound_of(request.sampling_params)
-        except BoundError as error:
-            self._end(request, str(error))
-            return
-        if state.bound is not None and (why := self._reason_not_to_evict(request)) or (why := self._foreign_token(request.prompt_token_ids)):
-            self._end(request, why)
-        elif request.num_tokens + request.max_tokens > self.max_model_len:
-            self._end(request, self._too_long(request.num_tokens + request.max_tokens))
+        else:
+            self._end(request, reason)
 
     def _handle_stopped_request(self, request: Request) -> bool:
         if request.resumable and request.streaming_queue and request.streaming_queue[0] is not None:
@@ -178,6 +174,18 @@ class BoundedScheduler(Scheduler):
         session.status = RequestStatus.WAITING
 
     # -- ends -------------------------------------------------------------------------------------------------------
+
+    def _reason_not_to_open(self, request: Request) -> str | None:
+        try:
+            bound = _bound_of(request.sampling_params)
+        except BoundError as error:
+            return str(error)
+        needed = request.num_tokens + request.max_tokens
+        return (
+            (self._reason_not_to_evict(request) if bound is not None else None)
+            or self._foreign_token(request.prompt_token_ids)
+            or (self._too_long(needed) if needed > self.max_model_len else None)
+        )
 
     def _reason_to_end(self, session: Request, update: StreamingUpdate) -> str | None:
         """Why ``session`` cannot take up ``update``; None when it can. vLLM itself would die, or compute garbage."""

@@ -47,6 +47,7 @@ def test_a_toml_file_makes_a_profile(tmp_path):
         ('base = "tiny"\nsessions = 0', "sessions must be positive"),
         ('base = "tiny"\nsessions = 65', "more than max_sessions 64"),
         ('base = "tiny"\nwait_cap = 1.5', "wait_cap must lie between 0 and 1"),
+        ('base = "tiny"\ndtype = "int3"', "dtype 'int3' is none of float32"),
         ('base = "tiny"\nexecutor = "magic"', "executor 'magic' is none of"),
         ('base = "tiny"\npool_blocks = 10', "cannot hold one session of max_model_len 1024"),
     ],

@@ -285,6 +285,26 @@ def test_a_bounded_session_without_the_position_hook_is_ended_alone():
     assert len(reasons) == 1 and "position hook" in reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "owed", "says"),
+    [([1, 5000], 4, "token 5000 is none"), ([1] * 1990, 20, "past max_model_len 2048")],
+)
+def test_a_queued_chunk_that_cannot_be_taken_up_ends_its_session_alone(tokens, owed, says):
+    scheduler, worker, told_of = make_scheduler(BoundedScheduler, 70), BookKeeper(), []
+    scheduler.add_request(make_chunk("a", [7] * 50, 4))
+    scheduler.add_request(make_chunk("b", [8] * 50, 4))
+    scheduler.add_request(make_chunk("a", tokens, owed))
+    while scheduler.has_requests():
+        output = scheduler.schedule()
+        for outputs in scheduler.update_from_output(output, worker.run(output)[0]).values():
+            told_of += [(o.request_id, o.finish_reason is not None, o.stop_reason) for o in outputs.outputs]
+        assert_books_balance(scheduler)
+    reasons = [reason for name, finished, reason in told_of if name == "a" and finished]
+    assert reasons[0] is None and reasons[1].startswith(ENDED) and says in reasons[1]
+    assert set(scheduler.requests) == {"b"}, "which is parked"
+    assert scheduler.snapshot()["parked"] == 1
+
+
 def test_refused_allocations_and_preemptions_are_counted():
     rig = Rig(40)
     rig.scheduler.clock = iter(range(1, 10_000)).__next__

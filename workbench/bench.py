@@ -15,7 +15,8 @@ from statistics import median, quantiles
 
 from workbench.bound import KVBound, blocks_for
 from workbench.engine import EngineError, Facts
-from workbench.engine.vllm import VllmEngine, find_plugin
+from workbench.engine.host import find_plugin
+from workbench.engine.vllm import VllmEngine
 from workbench.profiles import Profile, load_profile
 
 BLOCKS = 8  # of frames, per engine

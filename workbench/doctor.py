@@ -115,7 +115,7 @@ def _cpuinfo(text: str) -> tuple[str, set[str]]:
 
 
 def _cores() -> str:
-    from workbench.engine.vllm import core_list
+    from workbench.engine.host import core_list
     from workbench.profiles import load_profile
 
     bound = core_list(load_profile("tiny").cores)
@@ -177,7 +177,7 @@ def _unfit(requirement) -> str | None:
 
 
 def _vllm() -> str:
-    from workbench.engine.vllm import find_plugin
+    from workbench.engine.host import find_plugin
 
     plugin = find_plugin()
     version = plugin.check_version()
@@ -186,7 +186,7 @@ def _vllm() -> str:
 
 
 def _plugin() -> str:
-    from workbench.engine.vllm import PLUGIN, find_plugin
+    from workbench.engine.host import PLUGIN, find_plugin
 
     plugin = find_plugin()
     return f"{PLUGIN} is registered: {plugin.SCHEDULER}"

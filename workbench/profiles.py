@@ -73,6 +73,8 @@ class Profile:
             raise ProfileError(
                 f"profile {self.name}: {self.sessions} sessions are more than max_sessions {self.max_sessions}"
             )
+        if self.dtype not in DTYPES:
+            raise ProfileError(f"profile {self.name}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.executor not in EXECUTORS:
             raise ProfileError(f"profile {self.name}: executor {self.executor!r} is none of {', '.join(EXECUTORS)}")
         if self.pool_tokens < self.max_model_len:
@@ -141,6 +143,7 @@ class Profile:
 
 
 EXECUTORS = ("vllm",)
+DTYPES = ("float32", "bfloat16", "float16")
 
 PROFILES = {
     p.name: p

@@ -341,7 +341,7 @@ class SessionManager:
         return max((self.front_ends[name].most_tokens for name in names if name in self.front_ends), default=1)
 
     def _model_path(self) -> Path:
-        from workbench.engine.vllm import model_folder
+        from workbench.engine.host import model_folder
 
         return model_folder(self.profile.model, lambda message: None)
 

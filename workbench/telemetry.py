@@ -89,6 +89,7 @@ class Tables:
     frame_rows: list[FrameRow] = field(default_factory=list)
     pool_rows: list[PoolRow] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _saving: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def sessions(self) -> pd.DataFrame:
         return self._table(SessionRow, self.session_rows.values())
@@ -112,11 +113,13 @@ class Tables:
     def save(self, folder: Path) -> None:
         """Write sessions.parquet, frames.parquet and pool.parquet; each appears whole or not at all."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in TABLES:
-            part = folder / f".{name}.parquet.part"
-            getattr(self, name)().to_parquet(part, index=False)
-            part.replace(folder / f"{name}.parquet")
+        # One at a time: a save in the background may still be writing the same parts.
+        with self._saving:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in TABLES:
+                part = folder / f".{name}.parquet.part"
+                getattr(self, name)().to_parquet(part, index=False)
+                part.replace(folder / f"{name}.parquet")
 
 
 TABLES = ("sessions", "frames", "pool")

@@ -83,7 +83,8 @@ def model_config(name: str) -> dict[str, Any]:
 
 def available(name: str) -> tuple[bool, str]:
     """Whether model_path(name) has what it needs, and one line: where it stands, or what to do. Builds nothing;
-    a folder already built is taken at its manifest, and checked when it is used. Raises WeightsError for an unknown name.
+    a folder already built is taken at its manifest, and checked when it is used. Raises WeightsError for an unknown
+    name.
     """
     folder = _folder(name)
     if (folder / _MANIFEST).is_file():

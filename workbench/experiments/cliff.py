@@ -96,8 +96,8 @@ def _check(profile: Profile, plan: Plan, frames: int | None) -> None:
     early = PREDICT_BELOW_USAGE * plan.fills_after_s / profile.frame_budget_s
     if early < LEAVES_AT + 2:
         raise ExperimentError(
-            f"the pool fills within {plan.fills_after_s:.0f} s, too soon to predict from usage <= {PREDICT_BELOW_USAGE}: "
-            "raise pool_blocks or lower sessions"
+            f"the pool fills within {plan.fills_after_s:.0f} s, too soon to predict from usage <= "
+            f"{PREDICT_BELOW_USAGE}: raise pool_blocks or lower sessions"
         )
     warning = profile.plateau_warning([profile.bound] * profile.sessions)
     if warning:
