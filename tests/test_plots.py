@@ -101,6 +101,8 @@ class Arm:
         if self.bound is None:
             wall = None if self.t_full_s is None else self.t_full_s + 2 * B
             times = {"t_full_predicted_s": T_FULL_PREDICTED_S, "t_full_measured_s": self.t_full_s, "t_wall_s": wall}
+            made = next(row.at_s for row in self.tables.pool_rows if row.t_full_predicted_s is not None)
+            times["predicted_at_s"] = made
             return {"walled": self.t_full_s is not None, **times, **counts, "peak_usage": peak}
         predicted = N * plateau(self.bound, BLOCK, TOKENS_IN, OWED).mean / POOL_BLOCKS
         settled = [row.blocks_used for row in self.tables.pool_rows[-FRAMES // 3 :]]
@@ -227,6 +229,15 @@ def test_the_first_refusal_is_marked_on_the_unbounded_line():
     star = trace(occupancy(), "first refused")
     assert star.x == (CLIFF["t_full_measured_s"],)
     assert 0.9 < star.y[0] <= 1.0
+
+
+def test_the_forecast_can_be_drawn_from_when_it_was_made():
+    at = RESULT.pool[RESULT.pool["run"] == UNBOUNDED]["at_s"].iloc[6]
+    unbounded = RESULT.metrics["unbounded"]
+    figure = pool_occupancy(
+        RESULT.pool, label=LABEL, t_full_predicted_s=unbounded["t_full_predicted_s"], predicted_at_s=at
+    )
+    assert list(trace(figure, "Eq. 1").x) == [at, T_FULL_PREDICTED_S]
 
 
 def test_an_arm_without_a_wall_gets_no_mark_no_forecast_and_no_shade():

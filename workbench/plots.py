@@ -78,14 +78,15 @@ def pool_occupancy(
     *,
     label: Label,
     t_full_predicted_s: float | None = None,
+    predicted_at_s: float | None = None,
     t_full_measured_s: float | None = None,
     t_wall_s: float | None = None,
     plateau_predicted_usage: float | None = None,
 ) -> Figure:
     """Blocks used / total over time, a line per arm; the forecast, the refusal and the wall are the unbounded arm's.
 
-    The dashed line is Eq. 1 (Metronome, arXiv:2607.02640: rho(t) = rho0 + N r t) from the first sample whose forecast
-    was ``t_full_predicted_s`` to that instant. The star is the first refused allocation, the shade the wall.
+    The dashed line is Eq. 1 (Metronome, arXiv:2607.02640: rho(t) = rho0 + N r t) from the sample at ``predicted_at_s``,
+    by default the first whose forecast was ``t_full_predicted_s``, to that instant. The star is the first refused allocation, the shade the wall.
     """
     import numpy as np
 
@@ -99,7 +100,7 @@ def pool_occupancy(
         if run != UNBOUNDED:
             continue
         if t_full_predicted_s is not None and "t_full_predicted_s" in arm:
-            _forecast(figure, arm, usage, t_full_predicted_s)
+            _forecast(figure, arm, usage, t_full_predicted_s, predicted_at_s)
         if t_full_measured_s is not None:
             height = float(np.interp(t_full_measured_s, arm["at_s"], usage))
             _mark(figure, t_full_measured_s, height, f"first refused allocation, {t_full_measured_s:.1f} s", "star")
@@ -113,8 +114,14 @@ def pool_occupancy(
     return _finish(figure, "How full the pool is", "time since the arm began (s)", "blocks used / blocks total", label)
 
 
-def _forecast(figure: Figure, arm: pd.DataFrame, usage: pd.Series, t_full_predicted_s: float) -> None:
-    miss = (arm["t_full_predicted_s"] - t_full_predicted_s).abs().dropna()
+def _forecast(
+    figure: Figure, arm: pd.DataFrame, usage: pd.Series, t_full_predicted_s: float, predicted_at_s: float | None
+) -> None:
+    made = arm.dropna(subset=["t_full_predicted_s"])
+    if predicted_at_s is None:
+        miss = (made["t_full_predicted_s"] - t_full_predicted_s).abs()
+    else:
+        miss = (made["at_s"] - predicted_at_s).abs()
     if miss.empty:
         return
     start = miss.idxmin()

@@ -50,7 +50,7 @@ def test_the_metrics_file_is_the_contract(written):
     assert (written["experiment"], written["profile"], written["executor"]) == ("cliff", "tiny", "vllm-cpu")
     assert written["vllm"] == "0.32.0" and written["seed"] == 0
     for arm, keys in PARTS.items():
-        assert sorted(written["metrics"][arm]) == sorted(keys.split())
+        assert set(written["metrics"][arm]) >= set(keys.split())
 
 
 def test_the_cliff_and_the_slope_in_frames_tokens_and_blocks(written):

@@ -223,6 +223,7 @@ def _unbounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
     metrics = {
         "walled": arm.walled,
         "t_full_predicted_s": predicted,
+        "predicted_at_s": cut_s,
         "t_full_measured_s": full,
         "t_wall_s": wall,
         **counts,
