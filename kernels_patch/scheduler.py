@@ -15,10 +15,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from kernels_patch import positions
-from kernels_patch.guard import PluginError, check_config, check_kv_cache
-from workbench.bound import EXTRA_ARGS_KEY, BoundError, KVBound, blocks_for
-
-ENDED = "ended: "  # marks the stop_reason of a session that the scheduler ended, before the reason in words
+from kernels_patch.guard import check_config, check_kv_cache
+from workbench.bound import ENDED, EXTRA_ARGS_KEY, BoundError, KVBound, blocks_for
 
 
 @dataclass
@@ -332,6 +330,3 @@ def _send_spans(session: Request, state: SessionState) -> None:
     """Let the session's spans travel to the worker with this chunk; one that never lost a token sends nothing."""
     if state.spans != [(0, 0)]:
         session.sampling_params.extra_args = _with(session.sampling_params, positions.EXTRA_ARGS_KEY, state.spans)
-
-
-__all__ = ["ENDED", "BoundedScheduler", "PluginError", "SessionState"]

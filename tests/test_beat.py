@@ -143,9 +143,9 @@ def test_at_the_wall_every_frame_is_capped_and_empty_with_no_miss_and_the_oldest
     ]
     assert run.beat.sessions["a"].dropped == 2
     assert run.beat.sessions["a"].stalled
-    assert run.beat.unbounded_though_stalled() == []
+    assert run.beat.stalled_under_another_bound() == []
     run.beat.sessions["a"].bound = KVBound(64, 4)
-    assert [s.name for s in run.beat.unbounded_though_stalled()] == ["a"]
+    assert [s.name for s in run.beat.stalled_under_another_bound()] == ["a"]
     assert len(run.engine.submitted) == 2
 
 

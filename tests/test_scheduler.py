@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from kernels_patch.scheduler import ENDED, BoundedScheduler
+from kernels_patch.scheduler import BoundedScheduler
 from tests.scheduler_rig import BLOCK, BookKeeper, assert_books_balance, make_chunk, make_scheduler
-from workbench.bound import BoundError, KVBound
+from workbench.bound import ENDED, BoundError, KVBound
 
 BOUNDS = (None, KVBound(32, 0), KVBound(64, 4), KVBound(40, 33), KVBound(96, 64))
 SESSIONS = "abcd"

@@ -294,7 +294,7 @@ class Beat:
             unanswered = all(s.in_flight is not None for s in self.sessions.values())
             return silent and unanswered and self.latest.free_blocks < self.latest.head_needs_blocks
 
-    def unbounded_though_stalled(self) -> list[Session]:
+    def stalled_under_another_bound(self) -> list[Session]:
         """Sessions whose chunk is unanswered past its wait cap and was served under another bound than they have now.
 
         No further chunk is taken up before that one, so their bound has to change past the chunks.

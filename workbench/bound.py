@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 EXTRA_ARGS_KEY = "kv_bound"
+# Marks the stop_reason of a session that the plugin's scheduler ended, before the reason in words.
+ENDED = "ended: "
 
 
 class BoundError(ValueError):

@@ -188,7 +188,7 @@ class SessionManager:
                 self._die(str(error))
                 break
             self.beat.measure(snapshot, self.now(), self._to_run, self.engine.rss_bytes())
-            for session in self.beat.unbounded_though_stalled():
+            for session in self.beat.stalled_under_another_bound():
                 await self._past_the_chunks(session)
             await asyncio.sleep(period)
         await asyncio.Event().wait()

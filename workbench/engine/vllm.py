@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.bound import EXTRA_ARGS_KEY, KVBound
+from workbench.bound import ENDED, EXTRA_ARGS_KEY, KVBound
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
 from workbench.engine.child import LOG_ENV, PARENT_ENV
 from workbench.engine.host import (
@@ -28,7 +28,8 @@ from workbench.engine.host import (
 )
 from workbench.engine.spawn import engine_children
 
-ENDED = "ended: "  # how the plugin's scheduler begins the reason of a session that it ended
+# What vLLM says of a chunk that it gave up: no answer, however empty.
+GIVEN_UP = ("abort", "error")
 
 
 class _Stream:
@@ -136,12 +137,9 @@ class VllmEngine(Engine):
             if ended is not None:
                 raise EngineError(f"its warm-up ended: {ended}")
         self.close("warm-up")
-        await self._until_empty()
-        self.on_event, self.on_dead = on_event, on_dead
-
-    async def _until_empty(self) -> None:
         while (await self.snapshot()).sessions:
             await asyncio.sleep(0)
+        self.on_event, self.on_dead = on_event, on_dead
 
     def _environment(self) -> dict[str, str]:
         log = self._log_dir / "engine.log"
@@ -274,13 +272,13 @@ class VllmEngine(Engine):
                 del self._streams[stream.session]
 
     async def _next_event(self, stream: _Stream, outputs) -> TokenEvent | None:
-        """What vLLM says next of one session; None when the engine is dead, or said all."""
+        """What vLLM says next of one session; None when the engine is dead."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
             return self._event(stream.session, (await anext(outputs)).outputs[0])
         except StopAsyncIteration:
-            return None
+            return TokenEvent(stream.session, (), self.now(), done=True, ended="closed by the engine")
         except EngineDeadError as error:
             self.on_dead(self._keep_log(error))
             return None
@@ -310,6 +308,8 @@ class VllmEngine(Engine):
     def _event(self, session: str, output) -> TokenEvent:
         stop = output.stop_reason
         ended = stop.removeprefix(ENDED) if isinstance(stop, str) and stop.startswith(ENDED) else None
+        if output.finish_reason in GIVEN_UP:
+            ended = f"given up by the engine: {output.finish_reason}"
         tokens = tuple(output.token_ids)
         logprobs = None
         if self.logprobs and output.logprobs is not None:
