@@ -34,9 +34,9 @@ def metronome_attach(self) -> dict:
     }
 
 
-def metronome_snapshot(self) -> dict:
+def metronome_snapshot(self, request_ids: list[str] | None = None) -> dict:
     """The scheduler's own account of itself; see BoundedScheduler.snapshot."""
-    return self.scheduler.snapshot()
+    return self.scheduler.snapshot(request_ids)
 
 
 def metronome_set_bound(self, request_id: str, bound: dict | None) -> str:
@@ -44,9 +44,27 @@ def metronome_set_bound(self, request_id: str, bound: dict | None) -> str:
     return self.scheduler.set_bound(request_id, bound)
 
 
+def metronome_record(self, on: bool) -> None:
+    """Switch the recording of engine steps on or off; see StepRecorder."""
+    from kernels_patch.steps import StepRecorder
+
+    if not hasattr(self, "metronome_recorder"):
+        self.metronome_recorder = StepRecorder(self.scheduler)
+    if on:
+        self.metronome_recorder.start()
+    else:
+        self.metronome_recorder.stop()
+
+
+def metronome_steps(self) -> list[tuple[float, float, int, int, int]]:
+    """The steps recorded since the last call, oldest first; [] when none was ever recorded."""
+    return self.metronome_recorder.drain() if hasattr(self, "metronome_recorder") else []
+
+
 def add_utilities() -> None:
     """Put the utilities on EngineCore; doing it again changes nothing."""
     from vllm.v1.engine.core import EngineCore
 
-    for utility in (metronome_attach, metronome_snapshot, metronome_set_bound):
+    utilities = (metronome_attach, metronome_snapshot, metronome_set_bound, metronome_record, metronome_steps)
+    for utility in utilities:
         setattr(EngineCore, utility.__name__, utility)

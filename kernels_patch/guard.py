@@ -34,11 +34,15 @@ def check_version(found: str | None = None) -> str:
     return found
 
 
-def check_config(config) -> None:
-    """Refuse a VllmConfig under which eviction in place would be wrong. Raises PluginError."""
-    scheduler, cache, parallel = config.scheduler_config, config.cache_config, config.parallel_config
+def check_config(config, *, prefix_caching: bool = False) -> None:
+    """Refuse a VllmConfig under which eviction in place would be wrong. Raises PluginError.
+
+    ``prefix_caching``: let it be on, where every bounded session is refused by itself.
+    """
+    scheduler, parallel = config.scheduler_config, config.parallel_config
+    caching = config.cache_config.enable_prefix_caching and not prefix_caching
     rules = (
-        (cache.enable_prefix_caching, "prefix caching is on (cached KV depends on what was evicted)"),
+        (caching, "prefix caching is on (cached KV depends on what was evicted)"),
         (config.speculative_config is not None, "speculative decoding is on"),
         (parallel.pipeline_parallel_size > 1, "pipeline parallel is on"),
         # A step in flight may still write the blocks that a frame boundary gives back.

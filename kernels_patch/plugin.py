@@ -6,6 +6,7 @@ Names here are what the workbench uses of the plugin: it looks the entry point u
 from __future__ import annotations
 
 from kernels_patch.guard import VLLM_VERSION, PluginError, check_config, check_version, installed_vllm
+from kernels_patch.steps import step_load
 
 __all__ = [
     "SCHEDULER",
@@ -16,6 +17,7 @@ __all__ = [
     "check_version",
     "installed_vllm",
     "register",
+    "step_load",
 ]
 
 SCHEDULER = "kernels_patch.scheduler.BoundedScheduler"

@@ -7,15 +7,19 @@ and counts. What is resident is what is attended to, so no mask and no attention
 
 from __future__ import annotations
 
+import copy
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from kernels_patch import positions
 from kernels_patch.guard import check_config, check_kv_cache
+from kernels_patch.parking import ParkingQueue
 from workbench.bound import ENDED, EXTRA_ARGS_KEY, BoundError, KVBound, blocks_for
 
 
@@ -27,6 +31,8 @@ class SessionState:
     spans: positions.Spans = field(default_factory=lambda: [(0, 0)])
     # Index at which the newest chunk begins: everything before it is context that may be evicted.
     frame_start: int = 0
+    # Age in tokens at the end of the last frame; None before the first.
+    age: int | None = None
 
     @property
     def evicted(self) -> int:
@@ -34,12 +40,23 @@ class SessionState:
 
 
 class BoundedScheduler(Scheduler):
-    """Scheduler of bounded sessions. Raises PluginError under a configuration it cannot serve."""
+    """Scheduler of bounded sessions. Raises PluginError under a configuration it cannot serve.
+
+    ``passes_parked_by``: whether a step leaves parked sessions alone where that changes no decision. Switched off it
+    walks them like the stock scheduler.
+    """
+
+    passes_parked_by = True
 
     def __init__(self, vllm_config, kv_cache_config, *args, **kwargs) -> None:
-        check_config(vllm_config)
+        check_config(vllm_config, prefix_caching=True)
         check_kv_cache(kv_cache_config.kv_cache_groups)
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        self._parking: ParkingQueue | None = None
+        # A parked session holds blocks, so one queue is enough. In it the stock scan skips nothing else under these
+        # conditions; what it skips it prepends, which here would overtake the parked sessions passed by.
+        if self.passes_parked_by and self.policy == SchedulingPolicy.FCFS and self.ec_connector is None:
+            self.kv_holding_waiting = self._parking = ParkingQueue()
         self.clock = time.monotonic
         self.vocab_size = vllm_config.model_config.get_vocab_size()
         self.max_positions: int | None = None
@@ -47,6 +64,7 @@ class BoundedScheduler(Scheduler):
         self.sessions: dict[str, SessionState] = {}
         self.preemptions = 0
         self.refused_allocations = 0
+        self.grown_frames = self.grown_tokens = self.grown_squares = 0
         self.first_refused_at: float | None = None
         self._endings: list[tuple[Request, str]] = []
         self._stock_allocate_slots = self.kv_cache_manager.allocate_slots
@@ -89,6 +107,8 @@ class BoundedScheduler(Scheduler):
             self._end(request, reason)
 
     def _handle_stopped_request(self, request: Request) -> bool:
+        if request.resumable:
+            self._note_growth(request)
         if request.resumable and request.streaming_queue and request.streaming_queue[0] is not None:
             reason = self._reason_to_end(request, request.streaming_queue[0])
             if reason is not None:
@@ -96,8 +116,22 @@ class BoundedScheduler(Scheduler):
                 return True
         return super()._handle_stopped_request(request)
 
+    def _note_growth(self, request: Request) -> None:
+        """A frame has ended: by how many tokens its session grew since the end of the last one."""
+        state = self.sessions[request.request_id]
+        age = request.num_computed_tokens - request.num_output_placeholders + state.evicted
+        if state.age is not None:
+            grown = age - state.age
+            self.grown_frames += 1
+            self.grown_tokens += grown
+            self.grown_squares += grown * grown
+        state.age = age
+
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        was_parked = session.status == RequestStatus.WAITING_FOR_STREAMING_REQ
         super()._update_request_as_session(session, update)
+        if was_parked and self._parking is not None:
+            self._parking.unpark(session)
         state = self.sessions[session.request_id]
         state.bound = _bound_of(update.sampling_params)
         state.frame_start = session.num_computed_tokens
@@ -144,7 +178,7 @@ class BoundedScheduler(Scheduler):
         state.bound = bound
         for update in session.streaming_queue or ():
             if update is not None:
-                update.sampling_params.extra_args = _with(update.sampling_params, EXTRA_ARGS_KEY, value)
+                update.sampling_params = _with(update.sampling_params, EXTRA_ARGS_KEY, value)
         if bound is None or self._reason_not_to_evict(session) or session.num_in_flight_tokens:
             return "next frame"
         if session.status == RequestStatus.WAITING:
@@ -206,6 +240,9 @@ class BoundedScheduler(Scheduler):
         return None
 
     def _reason_not_to_evict(self, session: Request, update: StreamingUpdate | None = None) -> str | None:
+        if self.cache_config.enable_prefix_caching:
+            # What later chunks hash to would not be what their KV depends on.
+            return "a bounded session cannot be served while prefix caching is on"
         if not self.attached:
             return "bounded without the workers' position hook: shake hands (metronome_attach) first"
         if session.mm_features or (update is not None and update.mm_features):
@@ -214,8 +251,10 @@ class BoundedScheduler(Scheduler):
 
     def _foreign_token(self, tokens: list[int] | None) -> str | None:
         # Without a tokenizer vLLM does not look, and the embedding kills the engine.
-        foreign = next((t for t in tokens or () if not 0 <= t < self.vocab_size), None)
-        return None if foreign is None else f"token {foreign} is none of the model's {self.vocab_size}"
+        if not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab_size):
+            return None
+        foreign = next(t for t in tokens if not 0 <= t < self.vocab_size)
+        return f"token {foreign} is none of the model's {self.vocab_size}"
 
     def _too_long(self, needed: int) -> str:
         return f"the next frame would reach {needed} resident tokens, past max_model_len {self.max_model_len}"
@@ -262,17 +301,21 @@ class BoundedScheduler(Scheduler):
             self._cut_preempted(request, state)
             _send_spans(request, state)
 
-    def snapshot(self) -> dict:
+    def snapshot(self, request_ids: Collection[str] | None = None) -> dict:
         """What vLLM's statistics leave out: one dict of plain values.
 
         at: seconds on the scheduler's clock (time.monotonic). free_blocks, blocks_total: of the pool.
         running, waiting (every queue, parked ones not counted), parked: sessions in that state.
         preemptions, refused_allocations: since the engine began; first_refused_at on the same clock, None before.
         head_needs_blocks: more blocks that the request at the head of the queue asks for, 0 when none waits.
-        sessions: request id -> state, resident tokens, evicted tokens, blocks held, chunks queued behind this one.
+        resident_tokens, evicted_tokens: of all sessions. grown_frames: frames answered so far without each session's
+        first; grown_tokens, grown_squares: by how many tokens a session grew from one to the next, summed, and in squares.
+        sessions: request id -> state, resident tokens, evicted tokens, blocks held, chunks queued behind this one; of
+        ``request_ids``, by default of all. One that is not open is left out.
         """
         free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         parked = self.num_waiting_for_streaming_input
+        wanted = self.sessions if request_ids is None else request_ids
         return {
             "at": self.clock(),
             "free_blocks": free_blocks,
@@ -284,17 +327,21 @@ class BoundedScheduler(Scheduler):
             "refused_allocations": self.refused_allocations,
             "first_refused_at": self.first_refused_at,
             "head_needs_blocks": self._head_needs_blocks(),
-            "sessions": {
-                request_id: {
-                    "state": _STATES.get(request.status, "other"),
-                    "resident": request.num_computed_tokens,
-                    "evicted": self.sessions[request_id].evicted,
-                    "blocks": self._blocks_held(request),
-                    "queued": len(request.streaming_queue or ()),
-                }
-                for request_id, request in self.requests.items()
-                if request_id in self.sessions
-            },
+            "resident_tokens": sum([self.requests[key].num_computed_tokens for key in self.sessions]),
+            "evicted_tokens": sum([state.spans[-1][1] for state in self.sessions.values()]),
+            "grown_frames": self.grown_frames,
+            "grown_tokens": self.grown_tokens,
+            "grown_squares": self.grown_squares,
+            "sessions": {key: self._view(self.requests[key]) for key in wanted if key in self.sessions},
+        }
+
+    def _view(self, request: Request) -> dict:
+        return {
+            "state": _STATES.get(request.status, "other"),
+            "resident": request.num_computed_tokens,
+            "evicted": self.sessions[request.request_id].evicted,
+            "blocks": self._blocks_held(request),
+            "queued": len(request.streaming_queue or ()),
         }
 
     def _blocks_held(self, request: Request) -> int:
@@ -304,10 +351,17 @@ class BoundedScheduler(Scheduler):
     def _head_needs_blocks(self) -> int:
         # The order in which the stock scheduler serves: those that hold blocks first, parked ones passed over.
         for queue in (self.kv_holding_waiting, self.waiting):
+            if queue is self._parking:
+                if queue:
+                    return self._needs_blocks(queue.peek_request())
+                continue
             for request in queue:
                 if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
-                    return max(0, blocks_for(request.num_tokens, self.block_size) - self._blocks_held(request))
+                    return self._needs_blocks(request)
         return 0
+
+    def _needs_blocks(self, request: Request) -> int:
+        return max(0, blocks_for(request.num_tokens, self.block_size) - self._blocks_held(request))
 
 
 _STATES = {
@@ -322,11 +376,14 @@ def _bound_of(params) -> KVBound | None:
     return KVBound.from_args((params.extra_args or {}).get(EXTRA_ARGS_KEY)) if params is not None else None
 
 
-def _with(params, key: str, value) -> dict:
-    return {**(params.extra_args or {}), key: value}
+def _with(params, key: str, value):
+    """A copy of a chunk's parameters with one extra argument: other chunks may share them."""
+    changed = copy.copy(params)
+    changed.extra_args = {**(params.extra_args or {}), key: value}
+    return changed
 
 
 def _send_spans(session: Request, state: SessionState) -> None:
     """Let the session's spans travel to the worker with this chunk; one that never lost a token sends nothing."""
     if state.spans != [(0, 0)]:
-        session.sampling_params.extra_args = _with(session.sampling_params, positions.EXTRA_ARGS_KEY, state.spans)
+        session.sampling_params = _with(session.sampling_params, positions.EXTRA_ARGS_KEY, state.spans)

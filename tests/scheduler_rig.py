@@ -148,3 +148,22 @@ def assert_books_balance(scheduler) -> None:
         blocks = len(manager.req_to_blocks.get(session, ()))
         assert blocks * BLOCK >= request.num_computed_tokens >= 0
         assert request.prompt_token_ids == list(request._all_token_ids[: request.num_prompt_tokens])
+
+
+def decisive_state(scheduler) -> tuple:
+    """Everything of a scheduler that its next decisions depend on, as plain values in their order."""
+    held = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+    queues = scheduler.waiting, scheduler.kv_holding_waiting, scheduler.running
+    return (
+        [[request.request_id for request in queue] for queue in queues],
+        [len(queue) for queue in queues],
+        {request.request_id for request in scheduler.deferred_waiting},
+        (scheduler.num_waiting_for_streaming_input, scheduler.get_num_unfinished_requests()),
+        (scheduler.has_requests(), scheduler.finished_req_ids, scheduler.prefill_capacity_bound),
+        [block.block_id for block in scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()],
+        [
+            (name, r.status, r.num_computed_tokens, r.num_prompt_tokens, r.max_tokens, len(r.streaming_queue or ()))
+            + (r.num_preemptions, list(r._all_token_ids), [block.block_id for block in held.get(name, ())])
+            for name, r in scheduler.requests.items()
+        ],
+    )

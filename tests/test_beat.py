@@ -80,7 +80,9 @@ class Run:
 
 
 def snapshot(at, *, free=10, head=0, first_refused_at=None, sessions=None):
-    return Snapshot(at, free, 100, 0, 0, 0, 0, 0, first_refused_at, head, sessions or {})
+    views = sessions or {}
+    resident, evicted = (sum(getattr(v, name) for v in views.values()) for name in ("resident", "evicted"))
+    return Snapshot(at, free, 100, 0, 0, 0, 0, 0, first_refused_at, head, resident, evicted, 0, 0, 0, views)
 
 
 def test_frames_on_time():

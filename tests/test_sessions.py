@@ -29,7 +29,7 @@ class Fake(Engine):
         self.dead: str | None = None
 
     async def start(self, progress=None):
-        self.facts = Facts("simulated", "0.32.0", 32, 48, 1024, 8192)
+        self.facts = Facts("simulated", "0.32.0", 32, 48, 1024, 8192, 512)
 
     def now(self):
         return time.monotonic()
@@ -46,10 +46,10 @@ class Fake(Engine):
         self.bounds.append((session, bound))
         return "at once" if len(self.bounds) > 1 else "next frame"
 
-    async def snapshot(self):
+    async def snapshot(self, sessions=None):
         if self.dead:
             raise EngineDead(self.dead)
-        return Snapshot(self.now(), 10, 48, 0, 0, 0, 0, 0, None, 0, {})
+        return Snapshot(self.now(), 10, 48, 0, 0, 0, 0, 0, None, 0, 0, 0, 0, 0, 0, {})
 
     async def stop(self):
         self.stopped += 1
@@ -83,7 +83,7 @@ def test_a_start_that_hangs_can_be_given_up():
 
     starting = threading.Thread(target=start)
     starting.start()
-    while manager._stop is None:
+    while manager._drive._stop is None:
         time.sleep(0.001)
     manager.close()
     starting.join(PATIENCE_S)

@@ -6,13 +6,15 @@ than ``next_at()``, and hands in what the engine says. All times are seconds sin
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from workbench.bound import KVBound
 from workbench.engine.base import Snapshot, TokenEvent
+from workbench.saturation import Forecast, Grown
 from workbench.telemetry import CAPPED, CLOSED, DEAD, DROPPED, ON_TIME, FrameRow, PoolRow, SessionRow, Tables
 
 # Delivered tokens kept per session for display: the last minutes of speech, not the whole of a long run.
@@ -23,13 +25,18 @@ WALL_BUDGETS = 2  # frame budgets without a token of any frame
 
 @dataclass
 class Session:
-    """One session on the beat. ``frame_tokens(k)`` gives the tokens of its audio chunk k."""
+    """One session on the beat. ``frame_tokens(k)`` gives the tokens of its audio chunk k.
+
+    Its chunk k ends at phase_s + (first_tick + k + 1) B: the same sum for all sessions of a phase group, so that what
+    falls due together is due at one instant and not at several that differ by a rounding.
+    """
 
     name: str
     frame_tokens: Callable[[int], list[int]]
     stop_token_ids: tuple[int, ...]
     bound: KVBound | None
-    starts_at_s: float
+    phase_s: float
+    first_tick: int
     frames_limit: int | None = None
     frame: int = 0
     in_flight: FrameRow | None = None
@@ -66,7 +73,14 @@ class Beat:
         self.misses = 0
         self._last_token_at_s: float | None = None
         self._opened = 0
+        # When which session's next chunk ends, and the wait caps to come in the order in which their frames fell due.
+        self._ticks: list[tuple[float, int, Session]] = []
+        self._caps: deque[tuple[float, Session, FrameRow]] = deque()
         self._unmeasured: list[FrameRow] = []
+        # The rows of the sessions that are open, and when one last came or went.
+        self._open_rows: dict[str, SessionRow] = {}
+        self._starts: list[float] = []
+        self._changed_at_s = -math.inf
 
     # -- sessions come, change and go -------------------------------------------------------------------------------
 
@@ -79,16 +93,24 @@ class Beat:
         bound: KVBound | None = None,
         stop_token_ids: tuple[int, ...] = (),
         frames_limit: int | None = None,
+        jitter_s: float = 0.0,
     ) -> Session:
-        """Begin a session at the next instant of its phase group. ``frames_limit``: frames after which it ends."""
+        """Begin a session at the next instant of its phase group, ``jitter_s`` later.
+
+        ``frames_limit``: frames after which it ends.
+        """
         budget, groups = self.profile.frame_budget_s, self.profile.phase_groups
-        offset = (self._opened % groups) * budget / groups
-        starts = offset + budget * max(0, math.ceil((now - offset) / budget - 1e-9))
-        self._opened += 1
-        session = Session(name, frame_tokens, stop_token_ids, bound, starts, frames_limit, heard_until_s=starts)
+        phase = (self._opened % groups) * budget / groups + jitter_s
+        first = max(0, math.ceil((now - phase) / budget - 1e-9))
+        starts = phase + first * budget
+        session = Session(name, frame_tokens, stop_token_ids, bound, phase, first, frames_limit, heard_until_s=starts)
         with self.tables.lock:
+            self._opened += 1
             self.sessions[name] = session
-            self.tables.session_rows[name] = SessionRow(self.tables.run, name, clip, now, opened_at_s=starts)
+            row = SessionRow(self.tables.run, name, clip, now, opened_at_s=starts)
+            self.tables.session_rows[name] = self._open_rows[name] = row
+            self._came_or_went(now)
+            heapq.heappush(self._ticks, (self._due(session), self._opened, session))
         return session
 
     def shut(self, name: str, now: float, reason: str) -> None:
@@ -97,11 +119,16 @@ class Beat:
             session = self.sessions.pop(name, None)
             if session is None:
                 return
-            row = self.tables.session_rows[name]
+            row = self._open_rows.pop(name)
             row.ended_at_s, row.reason = now, reason
+            self._came_or_went(now)
             for frame in list(session.unreturned):
                 self._return(session, frame, now, DEAD if self.dead else CLOSED)
         self.engine.close(name)
+
+    def _came_or_went(self, now: float) -> None:
+        self._changed_at_s = now
+        self._starts = [row.opened_at_s for row in self._open_rows.values()]
 
     def die(self, reason: str, now: float) -> None:
         """The engine is gone: every session ends with it and says so."""
@@ -114,10 +141,12 @@ class Beat:
 
     def next_at(self) -> float:
         """When something is due next: a chunk's end or a wait cap. Infinity when nothing is."""
-        cap = self.profile.wait_cap * self.profile.frame_budget_s
-        ticks = (self._due(s) for s in self.sessions.values())
-        caps = (s.unreturned[0].due_at_s + cap for s in self.sessions.values() if s.unreturned)
-        return min((*ticks, *caps), default=math.inf)
+        ticks, caps = self._ticks, self._caps
+        while ticks and self.sessions.get(ticks[0][2].name) is not ticks[0][2]:
+            heapq.heappop(ticks)
+        while caps and caps[0][2].returned_at_s is not None:
+            caps.popleft()
+        return min(ticks[0][0] if ticks else math.inf, caps[0][0] if caps else math.inf)
 
     def advance(self, now: float) -> None:
         """Do everything that is due by ``now``, in the order in which it fell due."""
@@ -126,19 +155,24 @@ class Beat:
                 self._do_due(at, now)
 
     def _due(self, session: Session) -> float:
-        return session.starts_at_s + (session.frame + 1) * self.profile.frame_budget_s
+        return session.phase_s + (session.first_tick + session.frame + 1) * self.profile.frame_budget_s
 
     def _do_due(self, at: float, now: float) -> None:
-        cap = self.profile.wait_cap * self.profile.frame_budget_s
-        for session in list(self.sessions.values()):
-            # One instant may be both the cap of a frame and the tick of a later one: the older goes first.
-            while session.unreturned and session.unreturned[0].due_at_s + cap <= at:
-                self._return(session, session.unreturned[0], now, CAPPED)
-            if self._due(session) <= at:
-                self._tick(session, now)
+        # One instant may be both the cap of a frame and the tick of a later one: the older goes first.
+        while self._caps and self._caps[0][0] <= at:
+            _, session, frame = self._caps.popleft()
+            if frame.returned_at_s is None:
+                self._return(session, frame, now, CAPPED)
+        while self._ticks and self._ticks[0][0] <= at:
+            due, order, session = self._ticks[0]
+            if self.sessions.get(session.name) is not session:
+                heapq.heappop(self._ticks)
+                continue
+            self._tick(session, due, now)
+            heapq.heapreplace(self._ticks, (self._due(session), order, session))
 
-    def _tick(self, session: Session, now: float) -> None:
-        due, number = self._due(session), session.frame
+    def _tick(self, session: Session, due: float, now: float) -> None:
+        number = session.frame
         session.frame += 1
         if session.frames_limit is not None and number >= session.frames_limit:
             self.shut(session.name, now, "clip over")
@@ -148,19 +182,18 @@ class Beat:
         except Exception as error:  # noqa: BLE001, whatever its audio does to it, one session ends and no other
             self.shut(session.name, now, f"front end failed: {type(error).__name__}: {error}")
             return
-        frame = FrameRow(
-            run=self.tables.run,
-            session=session.name,
-            frame=number,
-            due_at_s=due,
-            tokens_in=len(tokens),
-            tokens_owed=self.profile.tokens_owed,
-        )
+        profile = self.profile
+        frame = FrameRow(self.tables.run, session.name, number, due)
+        frame.tokens_in, frame.tokens_owed = len(tokens), profile.tokens_owed
         self._note_bound(frame, session.bound)
         self.tables.frame_rows.append(frame)
         session.unreturned.append(frame)
+        self._caps.append((due + profile.wait_cap * profile.frame_budget_s, session, frame))
+        if session.in_flight is None and not session.waiting:
+            self._submit(session, frame, tokens, now)
+            return
         session.waiting.append((frame, tokens))
-        if len(session.waiting) > self.profile.backlog and session.in_flight is not None:
+        if len(session.waiting) > profile.backlog and session.in_flight is not None:
             oldest, _ = session.waiting.popleft()
             session.dropped += 1
             oldest.status = DROPPED
@@ -168,9 +201,10 @@ class Beat:
         frame.backlog = len(session.waiting)
 
     def _submit_next(self, session: Session, now: float) -> None:
-        if session.in_flight is not None or not session.waiting:
-            return
-        frame, tokens = session.waiting.popleft()
+        if session.in_flight is None and session.waiting:
+            self._submit(session, *session.waiting.popleft(), now)
+
+    def _submit(self, session: Session, frame: FrameRow, tokens: list[int], now: float) -> None:
         session.in_flight, session.served_bound = frame, session.bound
         frame.submitted_at_s = now
         # It may have changed while the chunk waited.
@@ -182,7 +216,10 @@ class Beat:
 
     @staticmethod
     def _note_bound(frame: FrameRow, bound: KVBound | None) -> None:
-        frame.window, frame.sinks = (None, None) if bound is None else (bound.window, bound.sinks)
+        if bound is None:
+            frame.window = frame.sinks = None
+        else:
+            frame.window, frame.sinks = bound.window, bound.sinks
 
     def _return(self, session: Session, frame: FrameRow, now: float, status: str) -> None:
         session.unreturned.remove(frame)
@@ -205,26 +242,32 @@ class Beat:
 
     def hear(self, event: TokenEvent, now: float) -> None:
         """Tokens of a session's chunk in flight, or its end. What comes for a session that has ended is dropped."""
+        self.hear_all((event,), now)
+
+    def hear_all(self, events: Iterable[TokenEvent], now: float) -> None:
+        """All that one step of the engine says, at one instant."""
         # A frame whose wait cap has passed returned without these tokens, also when nobody has said so yet.
         self.advance(now)
         with self.tables.lock:
-            session = self.sessions.get(event.session)
-            if session is None:
-                return
-            frame = session.in_flight
-            if event.tokens and frame is not None:
-                self._last_token_at_s = now
-                self._deliver(session, frame, event, now)
-            if event.done and frame is not None:
-                frame.eos |= event.eos
-                session.in_flight = None
-                if frame.returned_at_s is None and event.ended is None:
-                    self._return(session, frame, now, ON_TIME)
+            for event in events:
+                session = self.sessions.get(event.session)
+                if session is not None:
+                    self._hear(session, event, now)
+
+    def _hear(self, session: Session, event: TokenEvent, now: float) -> None:
+        frame = session.in_flight
+        if event.tokens and frame is not None:
+            self._last_token_at_s = now
+            self._deliver(session, frame, event, now)
+        if event.done and frame is not None:
+            frame.eos |= event.eos
+            session.in_flight = None
+            if frame.returned_at_s is None and event.ended is None:
+                self._return(session, frame, now, ON_TIME)
         if event.ended is not None:
             self.shut(event.session, now, event.ended)
-        elif event.done:
-            with self.tables.lock:
-                self._submit_next(session, now)
+        elif event.done and session.waiting:
+            self._submit_next(session, now)
 
     def _deliver(self, session: Session, frame: FrameRow, event: TokenEvent, now: float) -> None:
         if frame.first_token_at_s is None:
@@ -251,6 +294,7 @@ class Beat:
                     frame.resident_tokens = view.resident
                     frame.age_tokens = view.resident + view.evicted
             self._unmeasured = [f for f in self._unmeasured if f.returned_at_s > at]
+            forecast = self._forecast(snapshot, at)
             self.tables.pool_rows.append(
                 PoolRow(
                     run=self.tables.run,
@@ -263,24 +307,39 @@ class Beat:
                     preemptions=snapshot.preemptions,
                     sessions=len(self.sessions),
                     resident_tokens=snapshot.resident_tokens,
+                    grown_frames=snapshot.grown_frames,
+                    grown_tokens=snapshot.grown_tokens,
+                    grown_squares=snapshot.grown_squares,
                     host_rss_bytes=rss,
-                    t_full_predicted_s=self._forecast(snapshot, at),
+                    t_full_predicted_s=None if forecast is None else forecast.t_full_s,
+                    t_full_low_s=None if forecast is None else forecast.low_s,
+                    t_full_high_s=None if forecast is None else forecast.high_s,
                 )
             )
             if self.wall_at_s is None and self.at_wall(now):
                 self.wall_at_s = self._last_token_at_s
 
-    def _forecast(self, snapshot: Snapshot, at: float) -> float | None:
-        evicted = any(view.evicted for view in snapshot.sessions.values())
-        if self.forecaster is None or evicted or any(s.bound for s in self.sessions.values()):
+    def _forecast(self, snapshot: Snapshot, at: float) -> Forecast | None:
+        if self.forecaster is None or snapshot.evicted_tokens or any(s.bound for s in self.sessions.values()):
             return None
-        # By the tables and at the scheduler's instant, as a replay does it.
-        rows = self.tables.session_rows.values()
-        starts = [
-            r.opened_at_s for r in rows if r.offered_at_s <= at < (math.inf if r.ended_at_s is None else r.ended_at_s)
-        ]
         settled = snapshot.running == 0 and snapshot.waiting == 0
-        return self.forecaster.update(at, snapshot.resident_tokens, snapshot.blocks_total, starts, settled)
+        tokens, used, total = snapshot.resident_tokens, snapshot.blocks_used, snapshot.blocks_total
+        grown = Grown(snapshot.grown_frames, snapshot.grown_tokens, snapshot.grown_squares)
+        return self.forecaster.update(at, tokens, used, total, grown, self._starts_at(at), settled)
+
+    def _starts_at(self, at: float) -> list[float]:
+        """When the sessions began that were open at the scheduler's instant: by the tables, as a replay reads them."""
+        if self._changed_at_s <= at:
+            return self._starts
+        return [
+            row.opened_at_s
+            for row in self.tables.session_rows.values()
+            if row.offered_at_s <= at < (math.inf if row.ended_at_s is None else row.ended_at_s)
+        ]
+
+    def unmeasured(self) -> list[str]:
+        """Sessions of which the next sample of the pool has to tell: a frame of theirs has returned since the last."""
+        return [frame.session for frame in self._unmeasured]
 
     # -- what state it is in ----------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class StockEngine(VllmEngine):
             blocks_total=self.profile.pool_blocks,
             max_model_len=config.model_config.max_model_len,
             max_positions=None,
+            vocab_size=config.model_config.get_vocab_size(),
         )
 
     async def _warm_up(self) -> None:

@@ -8,6 +8,7 @@ S' + W + less than one block. Everything else follows from that sentence and is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 EXTRA_ARGS_KEY = "kv_bound"
 # Marks the stop_reason of a session that the plugin's scheduler ended, before the reason in words.
@@ -109,6 +110,7 @@ class Plateau:
     most: int
 
 
+@lru_cache
 def plateau(bound: KVBound, block_size: int, tokens_in: int, owed: int) -> Plateau:
     """The cycle that a bounded session's blocks settle into, by running the eviction rule until it repeats."""
     growth = growth_per_frame(tokens_in, owed)

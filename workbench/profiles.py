@@ -20,7 +20,9 @@ class Profile:
     """One way of serving sessions. Times in seconds, sizes in tokens or blocks.
 
     name: shown with every figure. model: a name of workbench.weights or a Hugging Face folder.
-    executor: "vllm" (the CPU or CUDA build, whichever is installed).
+    executor: "vllm" (the CPU or CUDA build, whichever is installed) or "simulated" (the real scheduler on a virtual
+    clock). hardware: the hardware card that a simulated model runs on; without one its steps take as long as the
+    calibration of the profile named in ``model`` says.
     frame_budget_s: B, the audio of one frame and its deadline. tokens_owed: reply tokens owed per frame.
     front_end: how audio becomes tokens. sessions: N an experiment opens by default.
     window, sinks: the bound its bounded arms use. pool_blocks: blocks that can hold tokens.
@@ -29,6 +31,12 @@ class Profile:
     wait_cap: the part of B after which a frame returns with what is there. backlog: chunks a session may have
     waiting behind an unanswered one. cores: "all" or a list such as "0-3", bound by the CPU engine.
     max_batched_tokens: tokens of one engine step. seed: of every random choice.
+
+    Sources of variance, all off by default. start_jitter: the part of B within which a session starts off the beat of
+    its group. arrivals_per_s: sessions that come later, as a Poisson process; holding_s: how long a session stays on
+    average, exponentially distributed, 0 for ever (workbench.workload plays both). On a simulated engine also eos_chance: the probability that an owed token ends the reply; step_noise:
+    sigma of a log-normal factor of mean 1 on the duration of each step; shared_prefix: tokens that open every session
+    and are the same in all, kept once by prefix caching (unbounded sessions only).
     """
 
     name: str
@@ -40,6 +48,7 @@ class Profile:
     max_positions: int
     sinks: int = 4
     executor: str = "vllm"
+    hardware: str = ""
     frame_budget_s: float = 2.0
     tokens_owed: int = 4
     front_end: str = "codec2"
@@ -52,6 +61,12 @@ class Profile:
     max_batched_tokens: int = 2048
     max_sessions: int = 64
     seed: int = 0
+    start_jitter: float = 0.0
+    arrivals_per_s: float = 0.0
+    holding_s: float = 0.0
+    eos_chance: float = 0.0
+    step_noise: float = 0.0
+    shared_prefix: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -59,7 +74,9 @@ class Profile:
             expected = {"int": int, "float": (int, float), "str": str}[field.type]
             if isinstance(value, bool) or not isinstance(value, expected):
                 raise ProfileError(f"profile {self.name}: {field.name} must be {field.type}, not {value!r}")
-            if field.type == "int" and value < (0 if field.name in ("sinks", "backlog", "seed") else 1):
+            if field.type == "int" and value < (
+                0 if field.name in ("sinks", "backlog", "seed", "shared_prefix") else 1
+            ):
                 raise ProfileError(f"profile {self.name}: {field.name} must be positive, not {value}")
         # Compared first: NaN compares false, and a huge whole number has no float.
         if not 0 < self.frame_budget_s <= LONGEST_BUDGET_S:
@@ -77,6 +94,13 @@ class Profile:
             raise ProfileError(f"profile {self.name}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.executor not in EXECUTORS:
             raise ProfileError(f"profile {self.name}: executor {self.executor!r} is none of {', '.join(EXECUTORS)}")
+        for name, most in VARIANCE_MOST.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise ProfileError(f"profile {self.name}: {name} must be 0 to {most:g}, not {getattr(self, name)}")
+        if self.executor != "simulated":
+            for name in ("hardware", "eos_chance", "step_noise", "shared_prefix"):
+                if getattr(self, name):
+                    raise ProfileError(f"profile {self.name}: {name} is for simulated engines: use a sim: profile")
         if self.pool_tokens < self.max_model_len:
             raise ProfileError(
                 f"profile {self.name}: the pool of {self.pool_tokens} tokens cannot hold one session of max_model_len "
@@ -142,7 +166,15 @@ class Profile:
         return replace(self, **changes)
 
 
-EXECUTORS = ("vllm",)
+VARIANCE_MOST = {
+    "start_jitter": 1,
+    "arrivals_per_s": 1000,
+    "holding_s": 1e6,
+    "eos_chance": 0.99,
+    "step_noise": 2,
+}
+EXECUTORS = ("vllm", "simulated")
+SIMULATED = "sim:"
 DTYPES = ("float32", "bfloat16", "float16")
 
 PROFILES = {
@@ -174,18 +206,25 @@ PROFILES = {
 
 
 def load_profile(name: str | Path, **changes) -> Profile:
-    """A built-in profile by name, or one from a TOML file, with ``changes`` applied.
+    """A built-in profile by name, a simulated one (``sim:``), or one from a TOML file, with ``changes`` applied.
 
     A TOML file holds fields of Profile, and ``base`` to name the built-in profile that the rest comes from.
     Raises ProfileError.
     """
     name = str(name)
-    if name.endswith(".toml"):
+    if name.startswith(SIMULATED):
+        from workbench.simulation import simulated_profile
+
+        profile = simulated_profile(name.removeprefix(SIMULATED))
+    elif name.endswith(".toml"):
         profile = _read_toml(Path(name))
     elif name in PROFILES:
         profile = PROFILES[name]
     else:
-        raise ProfileError(f"no profile {name!r}: choose from {', '.join(PROFILES)} or give a .toml file")
+        raise ProfileError(
+            f"no profile {name!r}: choose from {', '.join(PROFILES)}, "
+            f"{SIMULATED}NAME, {SIMULATED}MODEL@HARDWARE or give a .toml file"
+        )
     return profile.with_(**changes) if changes else profile
 
 
@@ -199,9 +238,9 @@ def _read_toml(path: Path) -> Profile:
     base = values.pop("base", None)
     values.setdefault("name", path.stem)
     if base is not None:
-        if not isinstance(base, str) or base not in PROFILES:
-            raise ProfileError(f"{path}: no base profile {base!r}: choose from {', '.join(PROFILES)}")
-        return PROFILES[base].with_(**values)
+        if not isinstance(base, str) or not (base in PROFILES or base.startswith(SIMULATED)):
+            raise ProfileError(f"{path}: no base profile {base!r}: choose from {', '.join(PROFILES)} or a sim: profile")
+        return load_profile(base).with_(**values)
     known = [f.name for f in fields(Profile)]
     unknown = [key for key in values if key not in known]
     if unknown:

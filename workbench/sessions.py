@@ -1,28 +1,28 @@
-"""SessionManager: the beat in real time. Its own thread and loop, so that neither a script nor a notebook waits for it.
+"""SessionManager: sessions of real audio on one engine, frame by frame, and the run's tables.
 
 with SessionManager(load_profile("smollm2")) as manager:
     name = manager.add(sample_clip("goforward"), bound=KVBound(256, 4))
     manager.wait_for(seconds=20)
     print(manager.status(), manager.frames())
+
+On a simulated profile the same lines run on virtual time, which passes only inside ``wait_for`` and ``wait_until``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
-import threading
-import time
+import random
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from workbench.audio import AudioStream, Clip
-from workbench.beat import Beat, Session
+from workbench.beat import Beat
 from workbench.bound import KVBound
-from workbench.engine import Engine, EngineDead, EngineError, make_engine
+from workbench.drive import SessionError, make_drive
+from workbench.engine import Engine, EngineError, make_engine
 from workbench.saturation import Forecaster
 from workbench.telemetry import Tables
 
@@ -31,14 +31,10 @@ if TYPE_CHECKING:
 
     from workbench.frontends import FrontEnd
 
-SAMPLES_PER_BUDGET = 8  # pool samples per frame budget
-SLOWEST_SAMPLE_S = 0.25
-SAVE_EVERY_S = 30.0
-POLL_S = 0.02
+__all__ = ["SessionError", "SessionManager"]
 
-
-class SessionError(ValueError):
-    """A request that the manager refuses; one line that says what to do."""
+NO_CLIP = "no audio"
+HEADER_TOKEN = 1
 
 
 class SessionManager:
@@ -63,46 +59,22 @@ class SessionManager:
         self.tables = Tables(run)
         self.engine = engine or make_engine(profile)
         self.front_ends: dict[str, FrontEnd] = {}
-        self._progress = progress
-        self._save_to = save_to
         self._names = 0
-        self._began_at = math.inf
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._wake: asyncio.Event | None = None
-        self._stop: asyncio.Event | None = None
-        self._failure: BaseException | None = None
+        self._voices = count()
+        self._draw = random.Random(profile.seed)
         self.beat = Beat(profile, self.tables, self.engine, Forecaster(profile.frame_budget_s, profile.block_size))
+        self._drive = make_drive(self.engine, self.beat, self.tables, save_to, progress)
 
     # -- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> SessionManager:
         """Start the engine and the beat; returns when both are up. Raises EngineError."""
-        if self._thread is not None:
-            raise SessionError("this manager was started before: make a new one for a new run")
-        ready: Future = Future()
-        self._thread = threading.Thread(target=self._main, args=(ready,), name="metronome-beat", daemon=True)
-        self._thread.start()
-        try:
-            ready.result()
-        except BaseException:
-            self.close()
-            raise
+        self._drive.start()
         return self
 
     def close(self) -> None:
         """End every session, the engine and its processes; save the tables where asked. Again is no error."""
-        if self._thread is None:
-            return
-        if self._loop is not None and not self._loop.is_closed():
-            try:
-                self._from_outside(self._stop.set)
-            except RuntimeError:
-                pass  # the loop closed in between: the thread is ending by itself
-        self._thread.join()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        self._drive.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -110,160 +82,48 @@ class SessionManager:
     def __exit__(self, *exc) -> None:
         self.close()
 
-    def _main(self, ready: Future) -> None:
-        try:
-            asyncio.run(self._live(ready))
-        except BaseException as error:  # noqa: BLE001, nothing is swallowed: it is raised in the caller's thread
-            # Before the engine is ready the caller of start() gets the error, after that the caller of close().
-            if ready.done():
-                self._failure = error
-            else:
-                ready.set_exception(error)
-
-    async def _live(self, ready: Future) -> None:
-        self._loop, self._wake, self._stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        # Tables are pandas: its import holds the interpreter for longer than a short frame budget, so not on the beat.
-        import pandas  # noqa: F401
-
-        self.engine.on_event = self._hear
-        self.engine.on_dead = self._die
-        try:
-            if not await self._first_of(self.engine.start(self._progress)):
-                raise EngineError("the manager was closed while its engine started")
-            self._model = self._model_path()
-            self._vocab_size = json.loads((self._model / "config.json").read_text())["vocab_size"]
-            self._began_at = self.engine.now()
-            ready.set_result(None)
-            await self._first_of(self._keep_beat(), self._sample(), self._save_now_and_then())
-            for name in list(self.beat.sessions):
-                self.beat.shut(name, self.now(), "closed with the manager")
-        except Exception as error:
-            if ready.done():
-                self._die(f"the manager failed: {type(error).__name__}: {error}")
-            raise
-        finally:
-            # Before the engine's end, which takes seconds that an impatient user may not give.
-            try:
-                if self._save_to is not None and ready.done():
-                    self.tables.save(self._save_to)
-            finally:
-                await self.engine.stop()
-
-    async def _first_of(self, *coroutines) -> bool:
-        """Run until the manager is to stop (False) or one of these ends (True), whose error is raised."""
-        stop = asyncio.create_task(self._stop.wait())
-        tasks = [asyncio.create_task(c) for c in coroutines]
-        try:
-            done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (stop, *tasks):
-                task.cancel()
-            await asyncio.gather(stop, *tasks, return_exceptions=True)
-        for task in done:
-            task.result()
-        return stop not in done
-
-    async def _save_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(SAVE_EVERY_S)
-            if self._save_to is not None:
-                await asyncio.to_thread(self.tables.save, self._save_to)
-
-    async def _keep_beat(self) -> None:
-        while True:
-            self.beat.advance(self.now())
-            delay = self.beat.next_at() - self.now()
-            try:
-                await asyncio.wait_for(self._wake.wait(), None if math.isinf(delay) else max(0.0, delay))
-            except TimeoutError:
-                pass
-            self._wake.clear()
-
-    async def _sample(self) -> None:
-        period = min(self.profile.frame_budget_s / SAMPLES_PER_BUDGET, SLOWEST_SAMPLE_S)
-        while self.beat.dead is None:
-            try:
-                snapshot = await self.engine.snapshot()
-            except EngineDead as error:
-                self._die(str(error))
-                break
-            self.beat.measure(snapshot, self.now(), self._to_run, self.engine.rss_bytes())
-            for session in self.beat.stalled_under_another_bound():
-                await self._past_the_chunks(session)
-            await asyncio.sleep(period)
-        await asyncio.Event().wait()
-
-    def _hear(self, event) -> None:
-        self.beat.hear(event, self._to_run(event.at))
-        self._wake.set()
-
-    def _die(self, reason: str) -> None:
-        self.beat.die(reason, self.now())
-        self._wake.set()
-
-    def _to_run(self, at: float) -> float:
-        return at - self._began_at
-
     def now(self) -> float:
         """Seconds since the run began."""
-        return self._to_run(self.engine.now())
-
-    def _from_outside(self, function: Callable, *args) -> None:
-        self._loop.call_soon_threadsafe(function, *args)
-
-    def _on_loop(self, function: Callable):
-        """Run ``function`` on the beat's loop and return what it returns, whichever thread this is."""
-        if threading.current_thread() is self._thread:
-            return function()
-        self._check_running()
-        result: Future = Future()
-
-        def call() -> None:
-            try:
-                result.set_result(function())
-            except BaseException as error:  # noqa: BLE001, raised in the caller's thread
-                result.set_exception(error)
-            self._wake.set()
-
-        self._from_outside(call)
-        while True:
-            try:
-                return result.result(timeout=1.0)
-            except TimeoutError:
-                self._check_running()
+        return self._drive.now()
 
     @property
     def running(self) -> bool:
         """Whether the beat is being kept: from the engine's start to the end of the manager."""
-        return self._thread is not None and self._thread.is_alive() and not math.isinf(self._began_at)
-
-    def _check_running(self) -> None:
-        if not self.running:
-            raise SessionError("the manager is not running: use it inside `with SessionManager(profile) as manager:`")
+        return self._drive.running
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
-    def add(self, clip: Clip, bound: KVBound | None = None, *, start_s: float = 0.0, loop: bool = True) -> str:
+    def add(self, clip: Clip | None, bound: KVBound | None = None, *, start_s: float = 0.0, loop: bool = True) -> str:
         """Open a session that streams ``clip`` and return its name. ``bound`` None: unbounded, the stock scheduler.
 
+        ``clip`` may be None where the front end takes no audio (``load``).
         ``start_s``: where in the clip it begins, so that sessions on one clip stream distinct audio. ``loop``: play
         the clip again and again; otherwise the session ends with it. Raises BoundError, AudioError, FrontEndError,
         SessionError, EngineError; warns when the plateaus of the bounded sessions exceed the pool.
         """
         from workbench.frontends import make_frontend
 
-        self._check_running()
+        self._drive.check_running()
         profile = self.profile
-        stream = AudioStream(clip, profile.frame_budget_s, loop=loop, start_s=start_s)
         front_end = make_frontend(
             profile.front_end,
-            vocab_size=self._vocab_size,
+            vocab_size=self.engine.facts.vocab_size,
             clip=clip,
             frame_budget_s=profile.frame_budget_s,
-            model_path=self._model,
+            model_path=self.engine.model_path,
             loop=loop,
             start_s=start_s,
+            session=next(self._voices),
         )
+        if front_end.hears and clip is None:
+            raise SessionError(f"front end {profile.front_end} needs a clip: give one of workbench.audio")
+        stream = AudioStream(clip, profile.frame_budget_s, loop=loop, start_s=start_s) if front_end.hears else None
+        header = [HEADER_TOKEN] * profile.shared_prefix
+
+        def frame_tokens(k: int) -> list[int]:
+            tokens = front_end.encode(None if stream is None else stream.chunk(k), k)
+            return header + tokens if k == 0 else tokens
+
         if bound is not None:
             profile.check_bound(bound, front_end.most_tokens)
 
@@ -278,22 +138,23 @@ class SessionManager:
             self.front_ends[name] = front_end
             self.beat.open(
                 name,
-                clip.name,
-                lambda k: front_end.encode(stream.chunk(k), k),
+                NO_CLIP if clip is None else clip.name,
+                frame_tokens,
                 self.now(),
                 bound=bound,
                 stop_token_ids=front_end.stop_token_ids,
-                frames_limit=stream.frames,
+                frames_limit=None if stream is None else stream.frames,
+                jitter_s=self._draw.random() * profile.start_jitter * profile.frame_budget_s,
             )
             return name
 
-        name = self._on_loop(open_session)
+        name = self._drive.call(open_session)
         self._warn_of_plateaus()
         return name
 
     def close_session(self, name: str) -> None:
         """End one session and give its blocks back. Raises SessionError on one that is not open."""
-        self._on_loop(lambda: self._known(name) and self.beat.shut(name, self.now(), "closed"))
+        self._drive.call(lambda: self._known(name) and self.beat.shut(name, self.now(), "closed"))
 
     def set_bound(self, bound: KVBound | None, name: str | None = None) -> None:
         """Switch the bound on, off or to other values, for one session or for all.
@@ -311,17 +172,8 @@ class SessionManager:
             for each in names:
                 self.beat.sessions[each].bound = bound
 
-        self._on_loop(change)
+        self._drive.call(change)
         self._warn_of_plateaus()
-
-    async def _past_the_chunks(self, session: Session) -> None:
-        bound = session.bound
-        try:
-            # Until it is done at once the chunk may only be on its way into the engine: then it is asked again.
-            if await self.engine.set_bound(session.name, bound) == "at once":
-                session.served_bound = bound
-        except EngineDead as error:
-            self._die(str(error))
 
     def _known(self, name: str) -> bool:
         if name not in self.beat.sessions:
@@ -339,11 +191,6 @@ class SessionManager:
     def _most_tokens(self, names) -> int:
         """The most tokens that one frame of any of these sessions has; 1 where there is none of them."""
         return max((self.front_ends[name].most_tokens for name in names if name in self.front_ends), default=1)
-
-    def _model_path(self) -> Path:
-        from workbench.engine.host import model_folder
-
-        return model_folder(self.profile.model, lambda message: None)
 
     # -- what there is to see ---------------------------------------------------------------------------------------
 
@@ -374,10 +221,8 @@ class SessionManager:
 
     def wait_for(self, condition: Callable[[SessionManager], bool] | None = None, *, seconds: float = math.inf) -> bool:
         """Wait until ``condition(manager)`` holds (True) or ``seconds`` have passed or the engine died (False)."""
-        self._check_running()
-        ends = time.monotonic() + seconds
-        while condition is None or not condition(self):
-            if self.beat.dead is not None or time.monotonic() >= ends or not self._thread.is_alive():
-                return condition is not None and condition(self)
-            time.sleep(POLL_S)
-        return True
+        return self._drive.wait_for(None if condition is None else lambda: condition(self), seconds)
+
+    def wait_until(self, at_s: float) -> None:
+        """Wait until ``at_s`` seconds since the run began, or until the engine died."""
+        self._drive.wait_until(at_s)

@@ -32,7 +32,7 @@ class SessionRow:
     reason: str | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class FrameRow:
     """One frame of one session. Late tokens and the resident tokens come in after it has returned."""
 
@@ -63,7 +63,10 @@ class FrameRow:
 
 @dataclass
 class PoolRow:
-    """The pool at one instant, as the plugin's scheduler saw it, and the forecast made from all rows so far."""
+    """The pool at one instant, as the plugin's scheduler saw it, and the forecast made from all rows so far.
+
+    grown_*: see workbench.saturation.Grown.
+    """
 
     run: str
     at_s: float
@@ -75,9 +78,14 @@ class PoolRow:
     preemptions: int
     sessions: int
     resident_tokens: int
+    grown_frames: int = 0
+    grown_tokens: int = 0
+    grown_squares: int = 0
     admission_cap: int | None = None
     host_rss_bytes: int | None = None
     t_full_predicted_s: float | None = None
+    t_full_low_s: float | None = None
+    t_full_high_s: float | None = None
 
 
 @dataclass

@@ -9,6 +9,8 @@ __all__ = ["Engine", "EngineDead", "EngineError", "Facts", "SessionView", "Snaps
 
 def make_engine(profile, **options) -> Engine:
     """The engine that ``profile`` asks for, not started yet."""
-    from workbench.engine.vllm import VllmEngine
-
-    return VllmEngine(profile, **options)
+    if profile.executor == "simulated":
+        from workbench.engine.simulated import SimulatedEngine as make
+    else:
+        from workbench.engine.vllm import VllmEngine as make
+    return make(profile, **options)

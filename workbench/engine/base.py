@@ -7,8 +7,10 @@ and calls back on that loop.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from workbench.bound import KVBound
 
@@ -26,6 +28,7 @@ class Facts:
     """What a started engine says of itself. ``executor``: "vllm-cpu", "vllm-cuda" or "simulated".
 
     ``scheduler`` and ``runner``: the classes that answered the plugin's handshake, in the engine's own processes.
+    ``vocab_size``: tokens the model knows. ``costs``: where a simulated engine has the duration of its steps from.
     """
 
     executor: str
@@ -34,13 +37,14 @@ class Facts:
     blocks_total: int
     max_model_len: int
     max_positions: int | None
+    vocab_size: int
     scheduler: str = ""
     runner: str = ""
     threads: int | None = None
+    costs: str = ""
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """Tokens that came for a session's chunk. ``done``: no more of this chunk will come; ``eos``: it ended itself.
 
     ``ended``: the engine ended the session, for this reason. ``logprobs``: of each token, where asked for.
@@ -68,7 +72,11 @@ class SessionView:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The scheduler's account of itself at one instant (see the plugin's BoundedScheduler.snapshot)."""
+    """The scheduler's account of itself at one instant (see the plugin's BoundedScheduler.snapshot).
+
+    ``resident_tokens``, ``evicted_tokens``: of all sessions; ``grown_*``: see workbench.saturation.Grown; ``sessions``:
+    those that were asked for.
+    """
 
     at: float
     free_blocks: int
@@ -80,20 +88,27 @@ class Snapshot:
     refused_allocations: int
     first_refused_at: float | None
     head_needs_blocks: int
+    resident_tokens: int
+    evicted_tokens: int
+    grown_frames: int
+    grown_tokens: int
+    grown_squares: int
     sessions: dict[str, SessionView]
 
     @property
     def blocks_used(self) -> int:
         return self.blocks_total - self.free_blocks
 
-    @property
-    def resident_tokens(self) -> int:
-        return sum(view.resident for view in self.sessions.values())
-
 
 class Engine(ABC):
-    """Serves sessions chunk by chunk. After ``start`` its ``facts`` are set and ``on_event`` is called."""
+    """Serves sessions chunk by chunk. After ``start`` its ``facts`` are set and ``on_event`` is called.
 
+    ``virtual``: its clock is a virtual one, which whoever drives it sets. ``model_path``: the model's folder, for front
+    ends that need its tokenizer; None where there is none.
+    """
+
+    virtual = False
+    model_path: Path | None = None
     facts: Facts
     on_event: Callable[[TokenEvent], None]
     on_dead: Callable[[str], None]
@@ -121,8 +136,8 @@ class Engine(ABC):
         """Change a bound past the stream of chunks. Returns "at once", "next frame" or "unknown"."""
 
     @abstractmethod
-    async def snapshot(self) -> Snapshot:
-        """The scheduler's account of itself. Raises EngineDead."""
+    async def snapshot(self, sessions: Collection[str] | None = None) -> Snapshot:
+        """The scheduler's account of itself, and of ``sessions``, all by default. Raises EngineDead."""
 
     @abstractmethod
     async def stop(self) -> None:

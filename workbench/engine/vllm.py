@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from workbench.bound import ENDED, EXTRA_ARGS_KEY, KVBound
@@ -82,12 +82,12 @@ class VllmEngine(Engine):
         except plugin.PluginError as error:
             raise EngineError(str(error)) from error
         say("loading weights")
-        model = model_folder(self.profile.model, say)
+        self.model_path = model_folder(self.profile.model, say)
         self._log_dir = Path(tempfile.mkdtemp(prefix="metronome-engine-"))
         say("starting vLLM")
         try:
             with engine_children(self._environment()):
-                self._llm = self._construct(plugin, model)
+                self._llm = self._construct(plugin, self.model_path)
             # The task that fails when the engine dies: whoever waits for an answer watches it too.
             self._llm._run_output_handler()
             self._processes = descendants(self._llm)
@@ -116,6 +116,7 @@ class VllmEngine(Engine):
             blocks_total=hello["blocks_total"],
             max_model_len=hello["max_model_len"],
             max_positions=hello["max_positions"],
+            vocab_size=json.loads((self.model_path / "config.json").read_text())["vocab_size"],
             scheduler=hello["scheduler"],
             runner=worker["runner"],
             threads=worker["threads"],
@@ -340,11 +341,26 @@ class VllmEngine(Engine):
             outcome = await self._call("metronome_set_bound", request_id, value)
         return outcome
 
-    async def snapshot(self) -> Snapshot:
-        raw = await self._call("metronome_snapshot")
+    async def snapshot(self, sessions: Collection[str] | None = None) -> Snapshot:
+        ids = None
+        if sessions is not None:
+            known = self._llm.output_processor.external_req_ids if self._llm is not None else {}
+            ids = [request_id for session in sessions for request_id in known.get(session, ())]
+        raw = await self._call("metronome_snapshot", ids)
         # vLLM makes a session's id unique by a suffix of its own.
         views = {key.rsplit("-", 1)[0]: SessionView(**view) for key, view in raw.pop("sessions").items()}
         return Snapshot(sessions=views, **raw)
+
+    async def record_steps(self, on: bool) -> None:
+        """Switch the recording of engine steps on or off. Raises EngineDead."""
+        await self._call("metronome_record", on)
+
+    async def steps(self) -> list[tuple[float, float, int, int, int]]:
+        """Drain the recorded steps: (began s, ended s, prefill tokens, decoding, context tokens), oldest first.
+
+        Times are on the engine's clock; see the plugin's StepRecorder for where a step ends. Raises EngineDead.
+        """
+        return [tuple(step) for step in await self._call("metronome_steps")]
 
     async def _call(self, name: str, *args):
         if self._llm is None:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # name -> module; each module has run(profile, *, progress=None, **params) -> Result and a one-line docstring.
-EXPERIMENTS = {"cliff": "workbench.experiments.cliff"}
+EXPERIMENTS = {name: f"workbench.experiments.{name}" for name in ("cliff", "saturation", "agreement")}
+Progress = Callable[[str, float | None], None]
 
 
 class ExperimentError(ValueError):
@@ -77,3 +78,39 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
     """The parameters that an experiment takes beside the profile, by name, with their defaults."""
     signature = inspect.signature(experiment(name))
     return {key: p for key, p in signature.parameters.items() if key not in ("profile", "progress", "tables_dir")}
+
+
+def params_of(profile, facts) -> dict[str, Any]:
+    """What shaped a run on ``profile``, served by an engine of these ``facts``; variance only where there is some."""
+    names = (
+        "frame_budget_s",
+        "wait_cap",
+        "pool_blocks",
+        "block_size",
+        "sessions",
+        "window",
+        "sinks",
+        "tokens_owed",
+        "front_end",
+        "phase_groups",
+        "model",
+        "dtype",
+    )
+    varied = ("hardware", "start_jitter", "arrivals_per_s", "holding_s", "eos_chance", "step_noise", "shared_prefix")
+    return {
+        **{name: getattr(profile, name) for name in names},
+        "tokens_in": profile.frame_tokens,
+        "threads": facts.threads,
+        **{name: getattr(profile, name) for name in varied if getattr(profile, name)},
+        **({"costs": facts.costs} if facts.costs else {}),
+    }
+
+
+def joined(tables) -> dict[str, pd.DataFrame]:
+    """The tables of several runs (workbench.telemetry.Tables) as one each, for a Result."""
+    import pandas as pd
+
+    return {
+        kind: pd.concat([getattr(each, kind)() for each in tables], ignore_index=True)
+        for kind in ("sessions", "frames", "pool")
+    }

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.bound import KVBound, plateau
-from workbench.experiments import Claim, ExperimentError, Result
+from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, params_of
 from workbench.profiles import Profile
-from workbench.saturation import replay
+from workbench.saturation import PREDICT_BELOW_USAGE, prediction
 from workbench.sessions import SessionManager
 from workbench.telemetry import RETURNED
+from workbench.workload import voice
 
-PREDICT_BELOW_USAGE = 0.3
 PREDICTION_ERROR = 0.05
 GOOD_SHARE = 0.99
 INGESTED_OVER_POOL = 2.0
@@ -25,8 +23,6 @@ JOINS_AT, LEAVES_AT = (2, 3), 4
 LAG_SLOPE_ERROR = 0.1
 WALL_FRAMES = 6  # frames to watch from the wall on
 GIVE_UP_FACTOR = 2.5  # an unbounded arm that has not walled after this multiple of Eq. 1's time never will
-
-Progress = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
@@ -117,15 +113,9 @@ class Arm:
 
 
 def _run_arm(profile, plan, arm, bound, bounded_frames, say, tables_dir) -> Arm:
-    from workbench.audio import sample_clips
-
     budget = profile.frame_budget_s
-    draw = random.Random(profile.seed)
-    clips = sample_clips()
-    # The same audio in both arms: which clip and where it begins hang on the seed alone.
-    voices = [
-        (clips[i % len(clips)], draw.random() * clips[i % len(clips)].seconds) for i in range(profile.sessions + 1)
-    ]
+    # The same audio in both arms.
+    voices = [voice(profile, call) for call in range(profile.sessions + 1)]
     with SessionManager(profile, arm, progress=lambda m: say(m, 0.0), save_to=tables_dir) as manager:
         late = len(JOINS_AT)
         names = [manager.add(clip, bound, start_s=at) for clip, at in voices[:-late]]
@@ -133,7 +123,7 @@ def _run_arm(profile, plan, arm, bound, bounded_frames, say, tables_dir) -> Arm:
         pending = [(began + j * budget, "join", voices[-late + i]) for i, j in enumerate(JOINS_AT)]
         pending.append((began + LEAVES_AT * budget, "leave", names[-1]))
         for at, what, who in pending:
-            manager.wait_for(lambda m, at=at: m.now() >= at)
+            manager.wait_until(at)
             if what == "join":
                 manager.add(who[0], bound, start_s=who[1])
             else:
@@ -161,29 +151,11 @@ def _watch(profile, plan, manager, bound, bounded_frames, began, say) -> bool:
 
 
 def _result(profile: Profile, arms: dict[str, Arm], bounded_frames: int) -> Result:
-    import pandas as pd
-
     tables = {name: arm.manager.tables for name, arm in arms.items()}
     facts = arms["bounded"].manager.engine.facts
     unbounded, unbounded_claims = _unbounded(profile, arms["unbounded"])
     bounded, bounded_claims = _bounded(profile, arms["bounded"])
-    params = {
-        "frame_budget_s": profile.frame_budget_s,
-        "wait_cap": profile.wait_cap,
-        "pool_blocks": profile.pool_blocks,
-        "block_size": profile.block_size,
-        "sessions": profile.sessions,
-        "window": profile.window,
-        "sinks": profile.sinks,
-        "tokens_in": profile.frame_tokens,
-        "tokens_owed": profile.tokens_owed,
-        "front_end": profile.front_end,
-        "phase_groups": profile.phase_groups,
-        "model": profile.model,
-        "dtype": profile.dtype,
-        "frames": bounded_frames,
-        "threads": facts.threads,
-    }
+    params = {**params_of(profile, facts), "frames": bounded_frames}
     return Result(
         experiment="cliff",
         profile=profile.name,
@@ -193,10 +165,7 @@ def _result(profile: Profile, arms: dict[str, Arm], bounded_frames: int) -> Resu
         params=params,
         metrics={"unbounded": unbounded, "bounded": bounded},
         claims=(*unbounded_claims, *bounded_claims),
-        **{
-            kind: pd.concat([getattr(t, kind)() for t in tables.values()], ignore_index=True)
-            for kind in ("sessions", "frames", "pool")
-        },
+        **joined(tables.values()),
     )
 
 
@@ -216,7 +185,8 @@ def _unbounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
     tables, beat = arm.manager.tables, arm.manager.beat
     frames, pool = tables.frames(), tables.pool()
     counts = _counts(frames)
-    predicted, cut_s = _prediction(pool)
+    made = prediction(pool, tables.sessions(), profile.frame_budget_s, profile.block_size)
+    predicted, cut_s = (None, None) if made is None else (made.forecast.t_full_s, made.at_s)
     full, wall = beat.first_refused_at_s, beat.wall_at_s
     metrics = {
         "walled": arm.walled,
@@ -230,16 +200,11 @@ def _unbounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
     claims = [Claim("the unbounded arm walls", arm.walled, wall, "a wall by definition")]
     if arm.walled:
         claims += _wall_claims(frames, wall)
-    again = (
-        None
-        if cut_s is None
-        else replay(pool, tables.sessions(), profile.frame_budget_s, profile.block_size, until_s=cut_s)
-    )
     claims.append(
         Claim(
             f"the prediction was written while usage was <= {PREDICT_BELOW_USAGE} and its replay agrees",
-            predicted is not None and again == predicted,
-            {"predicted_at_s": cut_s, "replayed_s": again},
+            made is not None and made.replays,
+            cut_s,
             "the same number",
         )
     )
@@ -248,15 +213,6 @@ def _unbounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
         Claim("t_full is predicted", error is not None and error <= PREDICTION_ERROR, error, f"<= {PREDICTION_ERROR}")
     )
     return metrics, claims
-
-
-def _prediction(pool) -> tuple[float | None, float | None]:
-    """The last forecast made while usage had never been above the limit, and when it was made."""
-    above = pool["blocks_used"] > PREDICT_BELOW_USAGE * pool["blocks_total"]
-    early = pool[~above.cummax()].dropna(subset=["t_full_predicted_s"])
-    if early.empty:
-        return None, None
-    return float(early["t_full_predicted_s"].iloc[-1]), float(early["at_s"].iloc[-1])
 
 
 def _wall_claims(frames, wall: float) -> list[Claim]:

@@ -19,11 +19,12 @@ class FrontEnd(Protocol):
     """Turns the frames of one session, in order, into engine input; it may keep state from frame to frame.
 
     `meaningful` is False for a load generator: its words mean nothing, and whatever shows them says so.
-    `stop_token_ids` end a reply early (EOS); () for none. `most_tokens`: the most that one frame of this session has.
+    `hears` is False for one that takes no audio: it is given None for samples. `stop_token_ids` end a reply early (EOS); () for none. `most_tokens`: the most that one frame of this session has.
     """
 
     name: str
     meaningful: bool
+    hears: bool
     stop_token_ids: tuple[int, ...]
     most_tokens: int
 
@@ -43,38 +44,51 @@ def _front_ends() -> dict[str, type]:
     return {front_end.name: front_end for front_end in (Codec2FrontEnd, TextFrontEnd)}
 
 
-def _find(name: str) -> type:
+def _find(name: str) -> tuple[type, dict[str, str]]:
+    """The front end's class, and what `name` says to it after a colon."""
+    kind, colon, argument = name.partition(":")
+    if colon and kind == "load":
+        from workbench.frontends.load import LoadFrontEnd
+
+        return LoadFrontEnd, {"argument": argument}
     front_ends = _front_ends()
     if name not in front_ends:
-        raise FrontEndError(f"no front end {name!r}; there are {', '.join(front_ends)}")
-    return front_ends[name]
+        raise FrontEndError(f"no front end {name!r}; there are {', '.join(front_ends)}, load:COUNT")
+    return front_ends[name], {}
 
 
 def make_frontend(
     name: str,
     *,
     vocab_size: int,
-    clip: Clip,
+    clip: Clip | None,
     frame_budget_s: float,
     model_path: Path | None = None,
     loop: bool = True,
     start_s: float = 0.0,
+    session: int = 0,
 ) -> FrontEnd:
     """A fresh front end for one session, whose audio is AudioStream(clip, frame_budget_s, loop, start_s).
 
-    `model_path` is the model's folder, for a front end that needs its tokenizer. FrontEndError for an unknown name
-    (it lists those there are) and for whatever the front end refuses; AudioError for a bad start_s.
+    `model_path` is the model's folder, for a front end that needs its tokenizer; `session` the session's number, for
+    one that makes its tokens up. FrontEndError for an unknown name (it lists those there are) and for whatever the
+    front end refuses; AudioError for a bad start_s.
     """
-    return _find(name)(
+    front_end, said = _find(name)
+    if said:
+        said["session"] = session
+    return front_end(
         vocab_size=vocab_size,
         clip=clip,
         frame_budget_s=frame_budget_s,
         model_path=model_path,
         loop=loop,
         start_s=start_s,
+        **said,
     )
 
 
 def tokens_per_frame(name: str, frame_budget_s: float) -> int | None:
     """Tokens of every frame where the front end fixes their number, else None. FrontEndError as make_frontend."""
-    return _find(name).tokens_per_frame(frame_budget_s)
+    front_end, said = _find(name)
+    return front_end.tokens_per_frame(frame_budget_s, **said)

@@ -44,6 +44,7 @@ class Codec2FrontEnd:
 
     name = "codec2"
     meaningful = False
+    hears = True
     stop_token_ids: tuple[int, ...] = ()
 
     def __init__(

@@ -28,6 +28,7 @@ class TextFrontEnd:
 
     name = "text"
     meaningful = True
+    hears = True
 
     def __init__(
         self,
