@@ -29,8 +29,9 @@ class StepRecorder:
     """While on, keeps (began, ended, prefill tokens, decoding, context tokens) of the newest MOST_STEPS steps.
 
     Times are on the scheduler's clock, in seconds. A step begins when the scheduler is asked for it. It ends when the
-    next begins, where work was left: in virtual time nothing else stands for what the engine does between two steps.
-    Where none was left it ends with its outputs, for what follows is waiting. Empty steps are left out.
+    next begins, where work was left: in virtual time nothing else stands for what the engine does between two steps
+    (0.1 ms on two cores, where a step took 50). Where none was left it ends with its outputs, for what follows is
+    waiting. Empty steps are left out.
     """
 
     def __init__(self, scheduler) -> None:

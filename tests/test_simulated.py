@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from dataclasses import dataclass
 
 import pandas as pd
@@ -240,3 +242,19 @@ def test_bounds_per_session_and_switching_follow_at_the_next_frame():
         manager.wait_for(seconds=4.0)
         resident = manager.frames().query("status == 'on_time'").groupby("session")["resident_tokens"].last()
         assert resident[a] <= 16 + 64 + 16 + GROWTH and resident[b] <= 16 + 64 + 16 + GROWTH
+
+
+def test_nothing_but_rows_is_kept_of_a_long_run():
+    profile = BASE.with_(phase_groups=4, start_jitter=0.5, step_noise=0.1, eos_chance=0.1)
+    with make(profile) as manager:
+        for _ in range(8):
+            manager.add(None, BASE.bound)
+        kept = []
+        for _ in range(3):
+            manager.wait_for(seconds=400.0)
+            manager.tables.frame_rows.clear()
+            manager.tables.pool_rows.clear()
+            gc.collect()
+            kept.append(sys.getallocatedblocks())
+    # Some 1,600 frames and 6,400 steps a turn: a leak of one object a frame would show ten times over.
+    assert kept[2] - kept[1] < 160

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from statistics import median, quantiles
 
+from workbench.bench_simulated import simulator_rows
 from workbench.bound import KVBound, blocks_for
 from workbench.engine import EngineError, Facts
 from workbench.engine.host import find_plugin
@@ -121,10 +122,9 @@ async def _bench(profile: Profile, say) -> dict:
             "dtype": profile.dtype,
         },
     }
-    return {
-        "machine": _machine(facts),
-        "rows": [{**shared, **row, "params": {**shared["params"], **row["params"]}} for row in rows],
-    }
+    rows = [{**shared, **row, "params": {**shared["params"], **row["params"]}} for row in rows]
+    simulated = simulator_rows(lambda message, part: say(message, 0.9 + 0.1 * part), profile.seed)
+    return {"machine": _machine(facts), "rows": rows + [{"vllm": facts.vllm, **row} for row in simulated]}
 
 
 async def _step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> list[dict]:
@@ -136,7 +136,7 @@ async def _step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> li
     times: dict[str, list[float]] = {"stock": [], "unbounded": [], "bounded": []}
     turns = ("stock", "unbounded", "bounded", "bounded", "unbounded", "stock")
     for turn in range(BLOCKS):
-        say(f"step time, turn {turn + 1} of {BLOCKS}", 0.3 + 0.4 * turn / BLOCKS)
+        say(f"step time, turn {turn + 1} of {BLOCKS}", 0.3 + 0.35 * turn / BLOCKS)
         for what in turns[:3] if turn % 2 == 0 else turns[3:]:
             if what == "bounded":
                 times[what].append(await _block(plugin, names, profile, bound))
@@ -169,7 +169,7 @@ async def _age(profile: Profile, plugin: Rounds, say) -> list[dict]:
         frames = blocks_for(8 * profile.window, profile.growth)
         times = []
         for k in range(frames):
-            say(f"latency against age, {what}", 0.7 + 0.15 * (len(rows) + k / frames))
+            say(f"latency against age, {what}", 0.65 + 0.125 * (len(rows) + k / frames))
             times.append(await plugin.frame(names, profile.frame_tokens, bound))
         for name in names:
             plugin.engine.close(name)

@@ -11,6 +11,7 @@ from workbench.engine.sim_core import make_core
 from workbench.engine.simulated import SimulatedEngine
 from workbench.profiles import Profile
 from workbench.sessions import SessionManager
+from workbench.simulation import MAX_SESSIONS
 
 SESSIONS, BUDGET_S, TOKENS_IN, OWED = 256, 2.0, 26, 2
 TURNS = 5
@@ -60,7 +61,8 @@ def _profile(groups: int, frames: int, seed: int) -> Profile:
         tokens_owed=OWED,
         front_end=f"load:{TOKENS_IN}",
         phase_groups=groups,
-        max_sessions=SESSIONS,
+        # As simulated profiles have it. With no more seats than sessions the stock scan would stop before the parked ones.
+        max_sessions=MAX_SESSIONS,
         max_batched_tokens=8192,
         seed=seed,
     )
@@ -127,6 +129,7 @@ def _row(name: str, groups: int, frames: int, rates: dict[str, list[float]], see
             "phase_groups": groups,
             "tokens_in": TOKENS_IN,
             "tokens_owed": OWED,
+            "max_sessions": MAX_SESSIONS,
             "seed": seed,
         },
     }

@@ -98,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--full", action="store_true", help="the long form of each notebook (default: the short one)")
     report.add_argument("--out", type=Path, default=REPORTS, metavar="DIR", help="where to write (default: reports/)")
 
+    calibrate = command("calibrate", _calibrate, "measure what an engine step costs here, for simulated runs")
+    _add_profile(calibrate)
+    _add_set(calibrate)
+    _add_json(calibrate)
+    place = "where to keep the calibration (default: reports/calibration/PROFILE.json, where simulated runs look)"
+    calibrate.add_argument("--out", type=Path, metavar="FILE", help=place)
+
     _add_json(command("bench", _bench, "measure the performance ratios, side by side in one run"))
 
     lab = command("lab", _lab, "open JupyterLab on notebooks/, on this machine alone and with a token")
@@ -175,6 +182,24 @@ def _report(args: argparse.Namespace) -> int:
     for failure in report.failures:
         _say(failure, FAILED)
     return HELD if report.ok else FAILED
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from workbench.calibrate import calibrate, render
+    from workbench.costs import calibration_path
+
+    profile = _profile(args.profile, args.set)
+    path = calibration_path(profile.name) if args.out is None else args.out
+    check_file(args.json)
+    check_folder(path.parent)
+    check_file(str(path))
+    with stdout_kept_clean(), Bar() as bar:
+        calibration = calibrate(profile, progress=bar)
+    calibration.save(path)
+    write_json(args.json, calibration.to_dict())
+    if args.json != STDOUT:
+        print(f"{render(calibration)}\nsaved: {path}")
+    return HELD
 
 
 def _bench(args: argparse.Namespace) -> int:

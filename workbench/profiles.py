@@ -22,7 +22,8 @@ class Profile:
     name: shown with every figure. model: a name of workbench.weights or a Hugging Face folder.
     executor: "vllm" (the CPU or CUDA build, whichever is installed) or "simulated" (the real scheduler on a virtual
     clock). hardware: the hardware card that a simulated model runs on; without one its steps take as long as the
-    calibration of the profile named in ``model`` says.
+    calibration of the real profile says: that of this machine, with calibration = "any" whichever is
+    saved, or the one in the file that ``calibration`` names.
     frame_budget_s: B, the audio of one frame and its deadline. tokens_owed: reply tokens owed per frame.
     front_end: how audio becomes tokens. sessions: N an experiment opens by default.
     window, sinks: the bound its bounded arms use. pool_blocks: blocks that can hold tokens.
@@ -49,6 +50,7 @@ class Profile:
     sinks: int = 4
     executor: str = "vllm"
     hardware: str = ""
+    calibration: str = ""
     frame_budget_s: float = 2.0
     tokens_owed: int = 4
     front_end: str = "codec2"
@@ -98,7 +100,7 @@ class Profile:
             if not 0 <= getattr(self, name) <= most:
                 raise ProfileError(f"profile {self.name}: {name} must be 0 to {most:g}, not {getattr(self, name)}")
         if self.executor != "simulated":
-            for name in ("hardware", "eos_chance", "step_noise", "shared_prefix"):
+            for name in ("hardware", "calibration", "eos_chance", "step_noise", "shared_prefix"):
                 if getattr(self, name):
                     raise ProfileError(f"profile {self.name}: {name} is for simulated engines: use a sim: profile")
         if self.pool_tokens < self.max_model_len:

@@ -8,6 +8,7 @@ time that the hardware allows, so latencies are lower bounds, while the fill of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from workbench.profiles import PROFILES, SIMULATED, Profile, ProfileError
@@ -22,6 +23,7 @@ MAX_BATCHED_TOKENS, MAX_SESSIONS = 8192, 1024
 # Sessions of many callers do not start together: this many instants of each budget at which frames fall due.
 PHASE_GROUPS = 32
 SESSIONS = 64
+ANY_MACHINE = "any"
 
 
 class Costs(Protocol):
@@ -62,9 +64,10 @@ def simulated_profile(name: str) -> Profile:
 
 def simulated(profile: Profile) -> Profile:
     """The simulated twin of a real profile: its sessions, its pool, its bound, and the tokens of its front end."""
+    if profile.executor == "simulated":
+        raise ProfileError(f"{profile.name} is simulated already: give the real profile")
     return profile.with_(
         name=SIMULATED + profile.name,
-        model=profile.name,
         executor="simulated",
         front_end=f"load:{profile.frame_tokens}",
     )
@@ -104,7 +107,10 @@ def costs_of(profile: Profile) -> Costs:
         from workbench.cards import hardware_card, model_card, roofline
 
         floor = roofline(model_card(profile.model), hardware_card(profile.hardware))
-        source = f"roofline of {profile.model} on {profile.hardware}, no kernel is as fast"
+        source = f"roofline of {profile.model} on {profile.hardware}, which no kernel reaches"
         return StepCosts(CostModel(**floor.coefficients(), floor=floor, source=source), source)
-    calibration = load_calibration(profile.model)
-    return StepCosts(calibration.costs, calibration.costs.source, calibration.front_end_s)
+    path = None if profile.calibration in ("", ANY_MACHINE) else Path(profile.calibration)
+    real = profile.with_(name=profile.name.removeprefix(SIMULATED))
+    calibration = load_calibration(real, path, any_machine=bool(profile.calibration))
+    source = f"calibration of {calibration.profile} made at {calibration.made_at}"
+    return StepCosts(calibration.costs, source, calibration.front_end_s)

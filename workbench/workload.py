@@ -60,6 +60,16 @@ def voice(profile, call: int):
     return clip, random.Random(f"{profile.seed} voice {call}").random() * clip.seconds
 
 
+def caller(manager, bound=None) -> Callable[[int], str]:
+    """A function that opens a session with the voice of a call, bounded by ``bound``, and returns its name."""
+
+    def add(call: int) -> str:
+        clip, start_s = voice(manager.profile, call)
+        return manager.add(clip, bound, start_s=start_s)
+
+    return add
+
+
 def play(
     manager,
     until_s: float,

@@ -10,9 +10,9 @@ from pathlib import Path
 from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, params_of
 from workbench.profiles import Profile
 from workbench.sessions import SessionManager
-from workbench.simulation import calibrated, simulated
+from workbench.simulation import ANY_MACHINE, costs_of, simulated
 from workbench.telemetry import RETURNED, Tables
-from workbench.workload import play, voice
+from workbench.workload import caller, play
 
 ERROR = 0.02
 N_STAR_FRAMES = 60  # frames of each session that N* is judged by
@@ -58,40 +58,30 @@ def run(
     """
     if seed is not None:
         profile = profile.with_(seed=seed)
-    costs = _check(profile, target, frames, any_machine)
+    _check(profile, target, frames)
     say = progress or (lambda message, fraction: None)
-    twin = simulated(profile)
+    twin = simulated(profile).with_(calibration=ANY_MACHINE if any_machine else "")
+    costs_of(twin)  # before a minute is spent on the real engine
     arms = {}
     for name, served, share in ((SIMULATED, twin, (0.0, 0.05)), (MEASURED, profile, (0.05, 0.3 if n_star else 1.0))):
-        arms[name] = _to_the_wall(served, name, costs, _part(say, *share), tables_dir)
+        arms[name] = _to_the_wall(served, name, _part(say, *share), tables_dir)
     points: list[Steady] = []
     found: dict[str, int | None] = {SIMULATED: None, MEASURED: None}
     if n_star:
-        found, points = _find_both(profile, twin, costs, target * profile.frame_budget_s, frames, _part(say, 0.3, 1.0))
+        found, points = _find_both(profile, twin, target * profile.frame_budget_s, frames, _part(say, 0.3, 1.0))
     return _result(profile, arms, found, points, {"target": target, "n_star_frames": frames if n_star else None})
 
 
-def _check(profile: Profile, target: float, frames: int, any_machine: bool):
-    if profile.executor == "simulated":
-        raise ExperimentError(f"{profile.name} is simulated already: give the real profile, the twin is made of it")
+def _check(profile: Profile, target: float, frames: int) -> None:
     if not 0 < target < profile.wait_cap:
         raise ExperimentError(f"target must lie between 0 and the wait cap {profile.wait_cap:g} of B, not {target:g}")
     if frames < 1:
         raise ExperimentError(f"frames must be 1 or more, not {frames}")
     profile.check_bound(profile.bound)
-    return calibrated(profile, any_machine=any_machine)
 
 
 def _part(say: Progress, start: float, end: float) -> Progress:
     return lambda message, part: say(message, start + (end - start) * part)
-
-
-def _manager(profile: Profile, run: str, costs, say: Progress, save_to: Path | None = None) -> SessionManager:
-    from workbench.engine import make_engine
-
-    options = {"costs": costs} if profile.executor == "simulated" else {}
-    engine = make_engine(profile, **options)
-    return SessionManager(profile, run, engine=engine, progress=lambda m: say(f"{run}: {m}", 0.0), save_to=save_to)
 
 
 def _check_alive(manager: SessionManager) -> None:
@@ -102,23 +92,20 @@ def _check_alive(manager: SessionManager) -> None:
 # -- the pool ----------------------------------------------------------------------------------------------------------
 
 
-def _to_the_wall(profile: Profile, run: str, costs, say: Progress, tables_dir: Path | None) -> SessionManager:
+def _to_the_wall(profile: Profile, run: str, say: Progress, tables_dir: Path | None) -> SessionManager:
     budget = profile.frame_budget_s
     expected = profile.pool_tokens / (profile.sessions * profile.growth) * budget + (2 + AT_THE_WALL) * budget
-    with _manager(profile, run, costs, say, None if tables_dir is None else Path(tables_dir) / run) as manager:
+    folder = None if tables_dir is None else Path(tables_dir) / run
+    with SessionManager(profile, run, progress=lambda m: say(f"{run}: {m}", 0.0), save_to=folder) as manager:
         beat = manager.beat
 
         def over() -> bool:
             return beat.wall_at_s is not None and manager.now() >= beat.wall_at_s + (2 + AT_THE_WALL) * budget
 
-        def add(call: int) -> str:
-            clip, start_s = voice(profile, call)
-            return manager.add(clip, start_s=start_s)
-
         def tell(at: float) -> None:
             say(f"{run}: {manager.status()}", min(1.0, at / expected))
 
-        play(manager, GIVE_UP_FACTOR * expected, add, stop=over, tell=tell)
+        play(manager, GIVE_UP_FACTOR * expected, caller(manager), stop=over, tell=tell)
     _check_alive(manager)
     return manager
 
@@ -126,7 +113,7 @@ def _to_the_wall(profile: Profile, run: str, costs, say: Progress, tables_dir: P
 # -- N* ----------------------------------------------------------------------------------------------------------------
 
 
-def _find_both(profile, twin, costs, target_s, frames, say) -> tuple[dict[str, int | None], list[Steady]]:
+def _find_both(profile, twin, target_s, frames, say) -> tuple[dict[str, int | None], list[Steady]]:
     """N* of the simulator by bisection over every N, then of the real engine by stepping from there."""
     points: list[Steady] = []
 
@@ -135,7 +122,7 @@ def _find_both(profile, twin, costs, target_s, frames, say) -> tuple[dict[str, i
 
         def holds(n: int) -> bool:
             if n not in known:
-                points.append(_steady(served, n, costs, frames, say))
+                points.append(_steady(served, n, frames, say))
                 known[n] = points[-1].holds(target_s)
             return known[n]
 
@@ -162,16 +149,16 @@ def _step_from(start: int, holds: Callable[[int], bool], most: int) -> int | Non
     return 0 if n == 1 else None
 
 
-def _steady(profile: Profile, n: int, costs, frames: int, say: Progress) -> Steady:
+def _steady(profile: Profile, n: int, frames: int, say: Progress) -> Steady:
     bound, budget = profile.bound, profile.frame_budget_s
     # From the frame on at which a session has reached its plateau.
     first = math.ceil((bound.sink_tokens(profile.block_size) + bound.window + profile.block_size) / profile.growth)
     served = profile.with_(sessions=n)
     run = f"N = {n}, {SIMULATED if profile.executor == 'simulated' else MEASURED}"
-    with _manager(served, run, costs, say) as manager:
+    with SessionManager(served, run, progress=lambda m: say(f"{run}: {m}", 0.0)) as manager:
+        add = caller(manager, bound)
         for call in range(n):
-            clip, start_s = voice(served, call)
-            manager.add(clip, bound, start_s=start_s)
+            add(call)
         # One budget more, so that the last frame has returned.
         until = (first + frames + 2) * budget
         while manager.now() < until and manager.beat.dead is None:

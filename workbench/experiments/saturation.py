@@ -10,10 +10,12 @@ from workbench.experiments import Claim, ExperimentError, Progress, Result, join
 from workbench.profiles import SIMULATED, Profile, load_profile
 from workbench.saturation import PREDICT_BELOW_USAGE, Prediction, prediction
 from workbench.sessions import SessionManager
-from workbench.workload import play, voice
+from workbench.workload import caller, play
 
 # Sessions of the paper's runs and of its bursts (arXiv 2607.02640); B is on the model's card.
 PAPER_SESSIONS = {"qwen3-omni": 128, "minicpm-o-4.5": 96, "qwen2.5-omni": 24, "moshi": 32}
+# Its own two predictions of t_full and what it measured, in seconds, with these sessions on its GPU.
+PAPER_T_FULL_S = {"qwen3-omni": (145, 148), "minicpm-o-4.5": (99, 114)}
 # Where these are too few to fill the pool before each reaches the model's own context: as many as fill it at this
 # part of the context.
 FILLS_AT_CONTEXT = 0.75
@@ -71,17 +73,17 @@ def run(
         "step_noise": step_noise,
         "shared_prefix": shared_prefix,
     }
-    profiles = [_paper_profile(name, hardware, profile.seed, variance) for name in _names(models)]
-    for each in (*profiles, profile):
+    runs = {name: _paper_profile(name, hardware, profile.seed, variance) for name in _names(models)}
+    runs[profile.name if profile.model in runs else profile.model] = profile
+    for each in runs.values():
         _check(each)
     done = {}
-    for i, each in enumerate((*profiles, profile)):
-        folder = None if tables_dir is None else Path(tables_dir) / each.model
+    for i, (name, each) in enumerate(runs.items()):
 
-        def tell(message: str, part: float, i=i, each=each) -> None:
-            say(f"{each.model}: {message}", (i + part) / (len(profiles) + 1))
+        def tell(message: str, part: float, i=i, name=name) -> None:
+            say(f"{name}: {message}", (i + part) / len(runs))
 
-        done[each.model] = _fill(each, tell, folder)
+        done[name] = _fill(each, name, tell, None if tables_dir is None else Path(tables_dir) / name)
     return _result(profile, done, hardware, variance)
 
 
@@ -117,18 +119,13 @@ def _check(profile: Profile) -> None:
         )
 
 
-def _fill(profile: Profile, tell, tables_dir: Path | None) -> Filled:
+def _fill(profile: Profile, name: str, tell, tables_dir: Path | None) -> Filled:
     expected = _fills_after_s(profile)
-    with SessionManager(profile, profile.model, progress=lambda m: tell(m, 0.0), save_to=tables_dir) as manager:
-
-        def add(call: int) -> str:
-            clip, start_s = voice(profile, call)
-            return manager.add(clip, start_s=start_s)
-
+    with SessionManager(profile, name, progress=lambda m: tell(m, 0.0), save_to=tables_dir) as manager:
         play(
             manager,
             GIVE_UP_FACTOR * expected,
-            add,
+            caller(manager),
             stop=lambda: manager.beat.first_refused_at_s is not None,
             tell=lambda at: tell(f"{manager.status()}, {at:.0f} s of about {expected:.0f}", min(1.0, at / expected)),
         )
@@ -139,7 +136,7 @@ def _fill(profile: Profile, tell, tables_dir: Path | None) -> Filled:
 
 
 def _result(profile: Profile, done: dict[str, Filled], hardware: str, variance: dict) -> Result:
-    facts = done[profile.model].manager.engine.facts
+    facts = list(done.values())[-1].manager.engine.facts
     claims = []
     for name, filled in done.items():
         claims += [
@@ -157,7 +154,7 @@ def _result(profile: Profile, done: dict[str, Filled], hardware: str, variance: 
         executor=facts.executor,
         vllm=facts.vllm,
         seed=profile.seed,
-        params={**params_of(profile, facts), "hardware": hardware, "variance_of_models": variance},
+        params={**params_of(profile, facts), "hardware_of_models": hardware, "variance_of_models": variance},
         metrics={"models": {name: _metrics(filled) for name, filled in done.items()}},
         claims=tuple(claims),
         **joined([filled.manager.tables for filled in done.values()]),
