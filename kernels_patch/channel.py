@@ -22,7 +22,7 @@ def metronome_attach(self) -> dict:
     known = [rows for rows in tables if rows is not None]
     if not known:
         raise PluginError("this model does not say where its positions end: bounded sessions could run past it unseen")
-    self.scheduler.attach(max_positions=min(known))
+    self.scheduler.attach(max_positions=min(known), workers_compute=all(w.get("computes", True) for w in workers))
     return {
         "vllm": check_version(),
         "scheduler": f"{type(self.scheduler).__module__}.{type(self.scheduler).__name__}",
@@ -56,7 +56,7 @@ def metronome_record(self, on: bool) -> None:
         self.metronome_recorder.stop()
 
 
-def metronome_steps(self) -> list[tuple[float, float, int, int, int]]:
+def metronome_steps(self) -> list[tuple[float, float, int, int, int, int]]:
     """The steps recorded since the last call, oldest first; [] when none was ever recorded."""
     return self.metronome_recorder.drain() if hasattr(self, "metronome_recorder") else []
 

@@ -12,15 +12,17 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from kernels_patch import positions
+from kernels_patch.account import snapshot
 from kernels_patch.guard import check_config, check_kv_cache
 from kernels_patch.parking import ParkingQueue
-from workbench.bound import ENDED, EXTRA_ARGS_KEY, BoundError, KVBound, blocks_for
+from workbench.bound import ENDED, EXTRA_ARGS_KEY, BoundError, KVBound
 
 
 @dataclass
@@ -60,7 +62,7 @@ class BoundedScheduler(Scheduler):
         self.clock = time.monotonic
         self.vocab_size = vllm_config.model_config.get_vocab_size()
         self.max_positions: int | None = None
-        self.attached = False
+        self.attached, self.workers_compute = False, True
         self.sessions: dict[str, SessionState] = {}
         self.preemptions = 0
         self.refused_allocations = 0
@@ -75,10 +77,29 @@ class BoundedScheduler(Scheduler):
         # One block is vLLM's null block and never holds tokens.
         return self.kv_cache_manager.block_pool.num_gpu_blocks - 1
 
-    def attach(self, max_positions: int | None) -> None:
-        """Called once the workers' position hooks are in place. ``max_positions``: rows of the rotary table."""
+    def attach(self, max_positions: int | None, workers_compute: bool = True) -> None:
+        """Called once the workers' position hooks are in place.
+
+        ``max_positions``: rows of the rotary table. ``workers_compute``: False for simulated ones, which need not be
+        told the tokens and blocks of a session.
+        """
         self.max_positions = max_positions
+        self.workers_compute = workers_compute
         self.attached = True
+
+    def _make_cached_request_data(self, running_reqs, resumed_reqs, *args) -> CachedRequestData:
+        if self.workers_compute:
+            return super()._make_cached_request_data(running_reqs, resumed_reqs, *args)
+        scheduled = running_reqs + resumed_reqs
+        return CachedRequestData(
+            req_ids=[request.request_id for request in scheduled],
+            resumed_req_ids=set(),
+            new_token_ids=[],
+            all_token_ids={},
+            new_block_ids=[None] * len(scheduled),
+            num_computed_tokens=[request.num_computed_tokens for request in scheduled],
+            num_output_tokens=[request.num_output_tokens for request in scheduled],
+        )
 
     # -- taking up a chunk ------------------------------------------------------------------------------------------
 
@@ -89,14 +110,26 @@ class BoundedScheduler(Scheduler):
             if request.resumable:
                 self._open(request)
         elif existing.status == RequestStatus.WAITING_FOR_STREAMING_REQ and request.resumable:
-            update = StreamingUpdate.from_request(request)
-            reason = self._reason_to_end(existing, update)
-            if reason is None:
-                super().add_request(request)
-            else:
-                self._end(existing, reason)
+            self._take_up(existing, StreamingUpdate.from_request(request))
         else:
             super().add_request(request)
+
+    def add_chunk(self, request_id: str, tokens: list[int], params, arrival_time: float) -> None:
+        """The next chunk of an open session, as ``add_request`` takes it, without a Request made only to carry it."""
+        session = self.requests[request_id]
+        update = StreamingUpdate(None, tokens, params.max_tokens, arrival_time, params)
+        if session.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+            self._take_up(session, update)
+        else:
+            session.streaming_queue.append(update)
+
+    def _take_up(self, session: Request, update: StreamingUpdate) -> None:
+        """Give a parked session its next chunk, or end it."""
+        reason = self._reason_to_end(session, update)
+        if reason is None:
+            self._update_request_as_session(session, update)
+        else:
+            self._end(session, reason)
 
     def _open(self, request: Request) -> None:
         state = self.sessions[request.request_id] = SessionState()
@@ -109,17 +142,17 @@ class BoundedScheduler(Scheduler):
     def _handle_stopped_request(self, request: Request) -> bool:
         if request.resumable:
             self._note_growth(request)
-        if request.resumable and request.streaming_queue and request.streaming_queue[0] is not None:
-            reason = self._reason_to_end(request, request.streaming_queue[0])
-            if reason is not None:
-                self._endings.append((request, reason))
-                return True
+            if request.streaming_queue and request.streaming_queue[0] is not None:
+                reason = self._reason_to_end(request, request.streaming_queue[0])
+                if reason is not None:
+                    self._endings.append((request, reason))
+                    return True
         return super()._handle_stopped_request(request)
 
     def _note_growth(self, request: Request) -> None:
         """A frame has ended: by how many tokens its session grew since the end of the last one."""
         state = self.sessions[request.request_id]
-        age = request.num_computed_tokens - request.num_output_placeholders + state.evicted
+        age = request.num_computed_tokens - request.num_output_placeholders + state.spans[-1][1]
         if state.age is not None:
             grown = age - state.age
             self.grown_frames += 1
@@ -302,78 +335,14 @@ class BoundedScheduler(Scheduler):
             _send_spans(request, state)
 
     def snapshot(self, request_ids: Collection[str] | None = None) -> dict:
-        """What vLLM's statistics leave out: one dict of plain values.
-
-        at: seconds on the scheduler's clock (time.monotonic). free_blocks, blocks_total: of the pool.
-        running, waiting (every queue, parked ones not counted), parked: sessions in that state.
-        preemptions, refused_allocations: since the engine began; first_refused_at on the same clock, None before.
-        head_needs_blocks: more blocks that the request at the head of the queue asks for, 0 when none waits.
-        resident_tokens, evicted_tokens: of all sessions. grown_frames: frames answered so far without each session's
-        first; grown_tokens, grown_squares: by how many tokens a session grew from one to the next, summed, and in squares.
-        sessions: request id -> state, resident tokens, evicted tokens, blocks held, chunks queued behind this one; of
-        ``request_ids``, by default of all. One that is not open is left out.
-        """
-        free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        parked = self.num_waiting_for_streaming_input
-        wanted = self.sessions if request_ids is None else request_ids
-        return {
-            "at": self.clock(),
-            "free_blocks": free_blocks,
-            "blocks_total": self.blocks_total,
-            "running": len(self.running),
-            "waiting": len(self.waiting) + len(self.kv_holding_waiting) - parked,
-            "parked": parked,
-            "preemptions": self.preemptions,
-            "refused_allocations": self.refused_allocations,
-            "first_refused_at": self.first_refused_at,
-            "head_needs_blocks": self._head_needs_blocks(),
-            "resident_tokens": sum([self.requests[key].num_computed_tokens for key in self.sessions]),
-            "evicted_tokens": sum([state.spans[-1][1] for state in self.sessions.values()]),
-            "grown_frames": self.grown_frames,
-            "grown_tokens": self.grown_tokens,
-            "grown_squares": self.grown_squares,
-            "sessions": {key: self._view(self.requests[key]) for key in wanted if key in self.sessions},
-        }
-
-    def _view(self, request: Request) -> dict:
-        return {
-            "state": _STATES.get(request.status, "other"),
-            "resident": request.num_computed_tokens,
-            "evicted": self.sessions[request.request_id].evicted,
-            "blocks": self._blocks_held(request),
-            "queued": len(request.streaming_queue or ()),
-        }
-
-    def _blocks_held(self, request: Request) -> int:
-        manager = self.kv_cache_manager.coordinator.single_type_managers[0]
-        return len(manager.req_to_blocks.get(request.request_id, ()))
-
-    def _head_needs_blocks(self) -> int:
-        # The order in which the stock scheduler serves: those that hold blocks first, parked ones passed over.
-        for queue in (self.kv_holding_waiting, self.waiting):
-            if queue is self._parking:
-                if queue:
-                    return self._needs_blocks(queue.peek_request())
-                continue
-            for request in queue:
-                if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
-                    return self._needs_blocks(request)
-        return 0
-
-    def _needs_blocks(self, request: Request) -> int:
-        return max(0, blocks_for(request.num_tokens, self.block_size) - self._blocks_held(request))
-
-
-_STATES = {
-    RequestStatus.WAITING: "waiting",
-    RequestStatus.PREEMPTED: "preempted",
-    RequestStatus.RUNNING: "running",
-    RequestStatus.WAITING_FOR_STREAMING_REQ: "parked",
-}
+        """See kernels_patch.account.snapshot."""
+        return snapshot(self, request_ids)
 
 
 def _bound_of(params) -> KVBound | None:
-    return KVBound.from_args((params.extra_args or {}).get(EXTRA_ARGS_KEY)) if params is not None else None
+    if params is None or params.extra_args is None:
+        return None
+    return KVBound.from_args(params.extra_args.get(EXTRA_ARGS_KEY))
 
 
 def _with(params, key: str, value):

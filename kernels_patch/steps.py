@@ -6,27 +6,42 @@ from collections import deque
 
 MOST_STEPS = 65536
 
-Load = tuple[int, int, int]
+# (prefill tokens, sequences decoding, context tokens, prefill pairs)
+Load = tuple[int, int, int, int]
 
 
 def step_load(scheduler_output, requests=None) -> Load:
-    """(prefill tokens, sequences decoding, context tokens) of a step, from vLLM's SchedulerOutput.
+    """(prefill tokens, sequences decoding, context tokens, prefill pairs) of a step, from vLLM's SchedulerOutput.
 
     A sequence with one scheduled token counts as decoding; the tokens of every other are prefill tokens. Context
-    tokens: over all scheduled sequences, the tokens computed before the step and those scheduled in it. ``requests``,
-    the scheduler's, is not looked at: this vLLM's output holds every count.
+    tokens, the KV that is read: over all scheduled sequences, the c tokens computed before the step and the n scheduled
+    in it. Prefill pairs, the query-key pairs that causal attention computes: over the prefilling sequences,
+    n c + n (n + 1) / 2. ``requests``, the scheduler's, is not looked at: this vLLM's output holds every count.
     """
     scheduled = scheduler_output.num_scheduled_tokens
     total = scheduler_output.total_num_scheduled_tokens
     decoding = list(scheduled.values()).count(1)
-    context = total + sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
+    cached = scheduler_output.scheduled_cached_reqs
+    context, twice_pairs = total + sum(cached.num_computed_tokens), 0
+    prefilling = len(scheduled) - decoding
     for new in scheduler_output.scheduled_new_reqs:
-        context += new.num_computed_tokens
-    return total - decoding, decoding, context
+        computed, tokens = new.num_computed_tokens, scheduled[new.req_id]
+        context += computed
+        if tokens > 1:
+            prefilling -= 1
+            twice_pairs += tokens * (2 * computed + tokens + 1)
+    # A chunk comes as a new request. Of the others all decode, but for a chunk that takes several steps and a session
+    # that resumes from a preemption.
+    if prefilling:
+        for session, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            tokens = scheduled[session]
+            if tokens > 1:
+                twice_pairs += tokens * (2 * computed + tokens + 1)
+    return total - decoding, decoding, context, twice_pairs // 2
 
 
 class StepRecorder:
-    """While on, keeps (began, ended, prefill tokens, decoding, context tokens) of the newest MOST_STEPS steps.
+    """While on, keeps (began, ended, *load) of the newest MOST_STEPS steps, the load as ``step_load`` counts it.
 
     Times are on the scheduler's clock, in seconds. A step begins when the scheduler is asked for it. It ends when the
     next begins, where work was left: in virtual time nothing else stands for what the engine does between two steps
@@ -36,10 +51,10 @@ class StepRecorder:
 
     def __init__(self, scheduler) -> None:
         self._scheduler = scheduler
-        self._steps: deque[tuple[float, float, int, int, int]] = deque(maxlen=MOST_STEPS)
+        self._steps: deque[tuple[float, float, int, int, int, int]] = deque(maxlen=MOST_STEPS)
         self._originals: tuple | None = None
         self._began = 0.0
-        self._load: Load = (0, 0, 0)
+        self._load: Load = (0, 0, 0, 0)
         self._unended = False
 
     def start(self) -> None:
@@ -56,7 +71,7 @@ class StepRecorder:
             self._scheduler.schedule, self._scheduler.update_from_output = self._originals
             self._originals = None
 
-    def drain(self) -> list[tuple[float, float, int, int, int]]:
+    def drain(self) -> list[tuple[float, float, int, int, int, int]]:
         """The steps recorded since the last call, oldest first."""
         steps = list(self._steps)
         self._steps.clear()

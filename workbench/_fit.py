@@ -10,6 +10,8 @@ SEED = 0
 _HUBER = 1.345
 _PASSES = 25
 _LEAST_PART = 0.01
+# Added to each equation, whose columns have length 1: enough that rows which tell nothing of a column can be solved.
+_RIDGE = 1e-12
 
 
 def fit_relative(loads: np.ndarray, measured: np.ndarray) -> np.ndarray:
@@ -57,19 +59,19 @@ def _non_negative(design: np.ndarray, target: np.ndarray, weights: np.ndarray) -
     """The x >= 0 that minimises the sum of weights x (design @ x - target) squared.
 
     The answer is plain least squares on the coefficients that are not 0 in it, and no other choice of coefficients
-    whose least squares has none below 0 does better: there are a handful, so every choice is tried.
+    whose least squares has none below 0 does better: there are a handful, so every choice is tried, all at once.
     """
     scale = np.linalg.norm(design, axis=0)
-    a = design / np.where(scale > 0, scale, 1.0)
-    gram, right = (a * weights[:, None]).T @ a, (a * weights[:, None]).T @ target
+    scale = np.where(scale > 0, scale, 1.0)
+    a = design / scale
+    weighted = (a * weights[:, None]).T
+    gram, right = weighted @ a, weighted @ target
     count = len(scale)
-    best, most = np.zeros(count), 0.0
-    for choice in range(1, 1 << count):
-        chosen = [k for k in range(count) if choice >> k & 1]
-        x = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], right[chosen], rcond=None)[0]
-        # By how much these coefficients lower the sum of squares.
-        gained = float(x @ right[chosen])
-        if (x >= 0).all() and gained > most:
-            best = np.zeros(count)
-            best[chosen], most = x, gained
-    return best / np.where(scale > 0, scale, 1.0)
+    chosen = (np.arange(1 << count)[:, None] >> np.arange(count) & 1).astype(bool)
+    # The equation of a coefficient that is not chosen says that it is 0.
+    both = chosen[:, :, None] & chosen[:, None, :]
+    equations = np.where(both, gram, 0.0) + np.eye(count) * (~chosen[:, None, :] + _RIDGE)
+    x = np.linalg.solve(equations, np.where(chosen, right, 0.0)[..., None])[..., 0]
+    # By how much each choice lowers the sum of squares.
+    gained = np.where((x >= 0).all(axis=1), x @ right, -np.inf)
+    return x[gained.argmax()] / scale

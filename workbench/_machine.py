@@ -60,9 +60,23 @@ class Fingerprint:
 
 def cpu_model() -> str:
     """The processor's name, the architecture's where it has none."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
+    return _cpuinfo().get("model name", platform.machine())
+
+
+def cpu_flags() -> set[str]:
+    """The processor's feature flags, which ARM calls Features; none where the system does not tell."""
+    known = _cpuinfo()
+    return set(known.get("flags", known.get("Features", "")).split())
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What the system tells of the first processor."""
+    known: dict[str, str] = {}
+    for line in CPUINFO.read_text().splitlines() if CPUINFO.exists() else ():
+        key, colon, value = line.partition(":")
+        if colon:
+            known.setdefault(key.strip(), value.strip())
+    return known
 
 
 def _accelerator() -> str:
@@ -88,35 +102,42 @@ class MachineFloor:
     """The least time of a step on this machine: its weights and its context read, its products reckoned.
 
     weight_bytes: of the layers and the head. kv_bytes: K and V of one token. token_flops: operations of one token in
-    the layers; head_flops: of one sampled token. Rates: bytes_per_s, flops_per_s. Attention's own operations are left
-    out, and a prefill samples nothing here: both make the bound lower.
+    the layers; head_flops: of one sampled token; pair_flops: of one query with one key, in all layers. Rates:
+    bytes_per_s, flops_per_s. A prefill samples nothing here, and of the pairs of prefill and of decode only the more
+    numerous count (see workbench.roofline): both make the bound lower.
     """
 
     weight_bytes: float
     kv_bytes: float
     token_flops: float
     head_flops: float
+    pair_flops: float
     bytes_per_s: float
     flops_per_s: float
 
-    def step_s(self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float = 0.0) -> float:
+    def step_s(
+        self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float = 0.0, prefill_pairs: int = 0
+    ) -> float:
         """Seconds a step takes at least (the roofline model: the longer of reading and reckoning)."""
-        read, flops = self._work(prefill_tokens, decoding, context_tokens)
+        read, flops = self._work(prefill_tokens, decoding, context_tokens, prefill_pairs)
         return max(read / self.bytes_per_s, flops / self.flops_per_s)
 
     def not_above(self, steps: Sequence) -> MachineFloor:
         """The floor with rates at least as high as each of ``steps`` proves them to be."""
-        work = [(*self._work(s.prefill_tokens, s.decoding, s.context_tokens), s.seconds) for s in steps]
+        work = [
+            (*self._work(s.prefill_tokens, s.decoding, s.context_tokens, s.prefill_pairs), s.seconds) for s in steps
+        ]
         return replace(
             self,
             bytes_per_s=max([self.bytes_per_s, *(read / seconds for read, _, seconds in work)]),
             flops_per_s=max([self.flops_per_s, *(flops / seconds for _, flops, seconds in work)]),
         )
 
-    def _work(self, prefill_tokens: int, decoding: int, context_tokens: int) -> tuple[float, float]:
+    def _work(self, prefill_tokens: int, decoding: int, context_tokens: int, prefill_pairs: int) -> tuple[float, float]:
         """Bytes read and operations of a step."""
         read = self.weight_bytes + self.kv_bytes * context_tokens
-        return read, self.token_flops * (prefill_tokens + decoding) + self.head_flops * decoding
+        attention = self.pair_flops * max(prefill_pairs, context_tokens)
+        return read, self.token_flops * (prefill_tokens + decoding) + self.head_flops * decoding + attention
 
 
 def machine_floor(folder: Path, profile, cores: int) -> MachineFloor | None:
@@ -129,7 +150,8 @@ def machine_floor(folder: Path, profile, cores: int) -> MachineFloor | None:
     import torch
 
     try:
-        layers, head = _parameters(json.loads((folder / "config.json").read_text()))
+        config = json.loads((folder / "config.json").read_text())
+        layers, head = _parameters(config)
     except KeyError:
         return None
     dtype = getattr(torch, profile.dtype)
@@ -148,6 +170,8 @@ def machine_floor(folder: Path, profile, cores: int) -> MachineFloor | None:
         kv_bytes=pool_bytes(folder, profile) / ((profile.pool_blocks + 1) * profile.block_size),
         token_flops=2 * layers,
         head_flops=2 * head,
+        # A multiply and an add per element of a head, once for q.k and once for p.v.
+        pair_flops=4 * config["num_hidden_layers"] * config["num_attention_heads"] * _head_dim(config),
         bytes_per_s=weight_bytes / read_s,
         flops_per_s=2 * _MATRIX**3 / product_s,
     )
@@ -156,13 +180,16 @@ def machine_floor(folder: Path, profile, cores: int) -> MachineFloor | None:
 def _parameters(config: dict) -> tuple[int, int]:
     """Parameters of the layers' matrices and of the head. KeyError where the config does not say."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim") or hidden // heads
     key_value = config.get("num_key_value_heads") or heads
-    attention = 2 * hidden * head_dim * (heads + key_value)
+    attention = 2 * hidden * _head_dim(config) * (heads + key_value)
     if "num_experts" in config or "num_local_experts" in config:
         raise KeyError("experts")
     layer = attention + 3 * hidden * config["intermediate_size"]
     return config["num_hidden_layers"] * layer, hidden * config["vocab_size"]
+
+
+def _head_dim(config: dict) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
 def _best(work: Callable[[], object], wait: Callable[[], object]) -> float:

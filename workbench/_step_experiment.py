@@ -1,7 +1,8 @@
 """The experiment behind `workbench calibrate`: batches of sessions whose steps tell the costs apart.
 
 Batches are opened, aged, served a frame of each length and closed. Sizes, chunk lengths and ages are varied against
-each other, so that a step's prefill tokens, decoding sequences and context tokens do not rise and fall together.
+each other, so that a step's prefill tokens, decoding sequences, context tokens and prefill pairs do not rise and fall
+together.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ ANSWER_TIMEOUT_S = 120.0
 _GOLDEN = 0.6180339887498949
 
 Say = Callable[[str, float | None], None]
-# (began, ended, prefill tokens, decoding, context tokens), as the engine records it.
-Recorded = tuple[float, float, int, int, int]
+# (began, ended, prefill tokens, decoding, context tokens, prefill pairs), as the engine records it.
+Recorded = tuple[float, float, int, int, int, int]
 
 
 @dataclass(frozen=True)

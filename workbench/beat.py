@@ -73,6 +73,7 @@ class Beat:
         self.misses = 0
         self._last_token_at_s: float | None = None
         self._opened = 0
+        self._unanswered = 0  # sessions with a chunk in flight
         # When which session's next chunk ends, and the wait caps to come in the order in which their frames fell due.
         self._ticks: list[tuple[float, int, Session]] = []
         self._caps: deque[tuple[float, Session, FrameRow]] = deque()
@@ -119,6 +120,7 @@ class Beat:
             session = self.sessions.pop(name, None)
             if session is None:
                 return
+            self._unanswered -= session.in_flight is not None
             row = self._open_rows.pop(name)
             row.ended_at_s, row.reason = now, reason
             self._came_or_went(now)
@@ -206,6 +208,7 @@ class Beat:
 
     def _submit(self, session: Session, frame: FrameRow, tokens: list[int], now: float) -> None:
         session.in_flight, session.served_bound = frame, session.bound
+        self._unanswered += 1
         frame.submitted_at_s = now
         # It may have changed while the chunk waited.
         self._note_bound(frame, session.bound)
@@ -251,32 +254,35 @@ class Beat:
         with self.tables.lock:
             for event in events:
                 session = self.sessions.get(event.session)
-                if session is not None:
-                    self._hear(session, event, now)
+                if session is None:
+                    continue
+                frame = session.in_flight
+                if frame is not None and event.tokens:
+                    self._deliver(session, frame, event.tokens, now)
+                if event.done:
+                    self._chunk_is_over(session, frame, event, now)
 
-    def _hear(self, session: Session, event: TokenEvent, now: float) -> None:
-        frame = session.in_flight
-        if event.tokens and frame is not None:
-            self._last_token_at_s = now
-            self._deliver(session, frame, event, now)
-        if event.done and frame is not None:
+    def _deliver(self, session: Session, frame: FrameRow, tokens: tuple[int, ...], now: float) -> None:
+        self._last_token_at_s = now
+        if frame.first_token_at_s is None:
+            frame.first_token_at_s = now
+        if frame.returned_at_s is None:
+            frame.tokens_delivered += len(tokens)
+            session.words.extend(tokens)
+        else:
+            frame.tokens_late += len(tokens)
+
+    def _chunk_is_over(self, session: Session, frame: FrameRow | None, event: TokenEvent, now: float) -> None:
+        if frame is not None:
             frame.eos |= event.eos
             session.in_flight = None
+            self._unanswered -= 1
             if frame.returned_at_s is None and event.ended is None:
                 self._return(session, frame, now, ON_TIME)
         if event.ended is not None:
             self.shut(event.session, now, event.ended)
-        elif event.done and session.waiting:
+        elif session.waiting:
             self._submit_next(session, now)
-
-    def _deliver(self, session: Session, frame: FrameRow, event: TokenEvent, now: float) -> None:
-        if frame.first_token_at_s is None:
-            frame.first_token_at_s = now
-        if frame.returned_at_s is None:
-            frame.tokens_delivered += len(event.tokens)
-            session.words.extend(event.tokens)
-        else:
-            frame.tokens_late += len(event.tokens)
 
     def measure(self, snapshot: Snapshot, now: float, to_run: Callable[[float], float], rss: int | None = None) -> None:
         """Take the scheduler's account: a row of the pool, the resident tokens of frames just returned, the wall.
@@ -294,7 +300,9 @@ class Beat:
                     frame.resident_tokens = view.resident
                     frame.age_tokens = view.resident + view.evicted
             self._unmeasured = [f for f in self._unmeasured if f.returned_at_s > at]
-            forecast = self._forecast(snapshot, at)
+            # With a chunk on its way to the scheduler a session waits, though the scheduler has it parked.
+            waiting = max(snapshot.waiting, self._unanswered - snapshot.running)
+            forecast = self._forecast(snapshot, at, settled=snapshot.running == 0 and waiting == 0)
             self.tables.pool_rows.append(
                 PoolRow(
                     run=self.tables.run,
@@ -302,7 +310,7 @@ class Beat:
                     blocks_used=snapshot.blocks_used,
                     blocks_total=snapshot.blocks_total,
                     running=snapshot.running,
-                    waiting=snapshot.waiting,
+                    waiting=waiting,
                     parked=snapshot.parked,
                     preemptions=snapshot.preemptions,
                     sessions=len(self.sessions),
@@ -319,10 +327,9 @@ class Beat:
             if self.wall_at_s is None and self.at_wall(now):
                 self.wall_at_s = self._last_token_at_s
 
-    def _forecast(self, snapshot: Snapshot, at: float) -> Forecast | None:
-        if self.forecaster is None or snapshot.evicted_tokens or any(s.bound for s in self.sessions.values()):
+    def _forecast(self, snapshot: Snapshot, at: float, settled: bool) -> Forecast | None:
+        if self.forecaster is None or snapshot.evicted_tokens or [s for s in self.sessions.values() if s.bound]:
             return None
-        settled = snapshot.running == 0 and snapshot.waiting == 0
         tokens, used, total = snapshot.resident_tokens, snapshot.blocks_used, snapshot.blocks_total
         grown = Grown(snapshot.grown_frames, snapshot.grown_tokens, snapshot.grown_squares)
         return self.forecaster.update(at, tokens, used, total, grown, self._starts_at(at), settled)
@@ -350,8 +357,11 @@ class Beat:
             if not self.sessions or self.latest is None or self._last_token_at_s is None:
                 return False
             silent = now - self._last_token_at_s >= WALL_BUDGETS * self.profile.frame_budget_s
-            unanswered = all(s.in_flight is not None for s in self.sessions.values())
-            return silent and unanswered and self.latest.free_blocks < self.latest.head_needs_blocks
+            return (
+                silent
+                and self._unanswered == len(self.sessions)
+                and self.latest.free_blocks < self.latest.head_needs_blocks
+            )
 
     def stalled_under_another_bound(self) -> list[Session]:
         """Sessions whose chunk is unanswered past its wait cap and was served under another bound than they have now.

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from statistics import median, quantiles
 
+from workbench._machine import cpu_model
 from workbench.bench_simulated import simulator_rows
 from workbench.bound import KVBound, blocks_for
 from workbench.engine import EngineError, Facts
@@ -208,10 +209,8 @@ def _ratio(
 def _machine(facts: Facts) -> dict:
     import psutil
 
-    with open("/proc/cpuinfo") as file:
-        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
     return {
-        "cpu": model,
+        "cpu": cpu_model(),
         "cores": facts.threads,
         "memory_bytes": psutil.virtual_memory().total,
         "python": platform.python_version(),

@@ -26,7 +26,9 @@ class Instant:
     front_end_s: float = 0.0
     source: str = "a constant, for the bench"
 
-    def step_s(self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float) -> float:
+    def step_s(
+        self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float, prefill_pairs: int
+    ) -> float:
         return 1e-4
 
 
@@ -89,7 +91,7 @@ def _bare_s(profile: Profile, frames: int) -> float:
 
     core, executor = make_core(profile, "vllm.v1.core.sched.scheduler.Scheduler")
     executor.prepare(
-        core.scheduler.requests, Instant(), lambda output, requests: (0, 0, 0), 0.0, 0.0, 0.0, profile.seed
+        core.scheduler.requests, Instant(), lambda output, requests: (0, 0, 0, 0), 0.0, 0.0, 0.0, profile.seed
     )
     params = SamplingParams(temperature=0.0, max_tokens=OWED, ignore_eos=True, detokenize=False)
     groups = profile.phase_groups

@@ -82,8 +82,8 @@ async def _calibrate(profile: Profile, say: Say, accept_busy: bool) -> Calibrati
 
 
 def _step(recorded: Recorded) -> Step:
-    began, ended, prefill_tokens, decoding, context_tokens = recorded
-    return Step(prefill_tokens, decoding, context_tokens, ended - began)
+    began, ended, *load = recorded
+    return Step(*load, ended - began)
 
 
 # -- what is made of it -----------------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ def render(calibration: Calibration) -> str:
     costs, error = calibration.costs, calibration.error
     rows = []
     for name, ends in error.intervals.items():
-        # A cost per token is microseconds, one per step tens of milliseconds.
-        value, low, high = (f"{1e3 * seconds:.4f}" for seconds in (getattr(costs, name), *ends))
-        rows.append((name.removesuffix("_s"), value, low, high, f"ms for {COST_OF[name]}"))
+        # A pair costs a fraction of a microsecond, a step tens of milliseconds.
+        value, low, high = (f"{1e6 * seconds:.3f}" for seconds in (getattr(costs, name), *ends))
+        rows.append((name.removesuffix("_s"), value, low, high, f"us for {COST_OF[name]}"))
     groups = [
         (g.name, g.steps, f"{1e3 * g.seconds:.1f}", f"{g.bias:+.1%}", f"{g.median:.1%}", f"{g.p90:.1%}")
         for g in (*calibration.groups, calibration.held_out)

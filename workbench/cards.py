@@ -1,11 +1,10 @@
-"""Cards: the dimensions of a model and the rates of a GPU, each number with its source, and the bounds they give.
+"""Cards: the dimensions of a model and the rates of a GPU, each number with its source.
 
-They bound the blocks of KV that fit from above (``pool_blocks``), and a step's time from below (``Roofline``).
+They bound the blocks of KV that fit from above (``pool_blocks``), and a step's time from below (workbench.roofline).
 """
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
@@ -221,79 +220,3 @@ def pool_blocks(
         lack = f"{-room / 1e9:.1f} GB are missing for the weights"
         raise CardError(f"{model.name} does not fit {hardware.name} at utilisation {utilisation:g}: {lack}")
     return room // (model.kv_bytes_per_token * block_size)
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """Bytes and operations of one engine step, and the least time that a GPU can take for them.
-
-    It is the hardware's bound: real kernels are slower, so latencies made from it are lower bounds. Where a count
-    depends on more than is passed in, the smaller one is taken: only decoded tokens need the head, a context token is
-    attended to once, activations and writes are free. Overstated may still be experts (real routing is less even than
-    uniform, so it touches fewer) and small weights, which a cache may keep.
-    """
-
-    model: ModelCard
-    hardware: HardwareCard
-
-    @property
-    def operations_per_s(self) -> float:
-        """The GPU's dense FP8 rate for weights of one byte, else its BF16 rate, which bounds a 32-bit model too."""
-        return self.hardware.fp8_flops if self.model.weight_bytes == 1 else self.hardware.bf16_flops
-
-    def step_bytes(self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float = 0.0) -> float:
-        """Bytes read, arguments as in ``step_s``: weights, KV, and the encoder's weights when it runs.
-
-        T tokens are expected to touch a share 1 - (1 - k / E) ** T of the experts, under uniform routing.
-        """
-        model, tokens = self.model, prefill_tokens + decoding
-        weights = model.step_encoder_parameters if encoder_s else 0
-        if tokens:
-            missed = (1 - model.experts_per_token / max(1, model.experts)) ** tokens
-            head = 0 if decoding else model.head_parameters
-            weights += model.shared_parameters - head + model.expert_parameters * (1 - missed)
-        return weights * model.weight_bytes + model.kv_bytes_per_token * context_tokens
-
-    def step_operations(self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float = 0.0) -> float:
-        """Operations: 2 per parameter and token, and attention's. Arguments as in ``step_s``.
-
-        Attention counts one query per context token, 4 x layers x heads x head_dim each (q.k and p.v). A sequence's
-        last query sees all of its context, so there cannot be fewer; for a decoding sequence it is exact.
-        """
-        model, tokens = self.model, prefill_tokens + decoding
-        language = model.active_parameters * tokens - model.head_parameters * prefill_tokens
-        encoder = model.step_encoder_parameters * model.encoder_positions_per_s * encoder_s
-        return 2 * (language + encoder) + 4 * model.layers * model.heads * model.head_dim * context_tokens
-
-    def step_s(self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float = 0.0) -> float:
-        """Seconds a step takes at least: the longer of reading and reckoning (the roofline model). 0 for an empty step.
-
-        prefill_tokens: prompt tokens of the step. decoding: sequences that decode one token. context_tokens: KV tokens
-        that attention reads, the step's own included, summed over the scheduled sequences. encoder_s: seconds of audio
-        encoded. Raises CardError for a count below 0 or not finite.
-        """
-        load = (prefill_tokens, decoding, context_tokens, encoder_s)
-        if not all(0 <= count < math.inf for count in load):
-            raise CardError(f"prefill_tokens, decoding, context_tokens and encoder_s must be 0 or more, not {load}")
-        read_s = self.step_bytes(*load) / self.hardware.bandwidth_bytes_per_s
-        return max(read_s, self.step_operations(*load) / self.operations_per_s)
-
-    def coefficients(self) -> dict[str, float]:
-        """An additive model that never lies below ``step_s``, for use where no calibration on the GPU exists.
-
-        t0_s + prefill_s x prefill_tokens + decode_s x decoding + context_s x context_tokens + encoder_s x seconds of
-        audio. t0_s reads all weights, every other term is the larger of its two costs. A real step may take longer.
-        """
-        model, rate, bandwidth = self.model, self.operations_per_s, self.hardware.bandwidth_bytes_per_s
-        return {
-            "t0_s": model.step_parameters * model.weight_bytes / bandwidth,
-            "prefill_s": self.step_operations(1, 0, 0) / rate,
-            "decode_s": self.step_operations(0, 1, 0) / rate,
-            "context_s": max(model.kv_bytes_per_token / bandwidth, self.step_operations(0, 0, 1) / rate),
-            "encoder_s": self.step_operations(0, 0, 0, 1.0) / rate,
-        }
-
-
-def roofline(model: ModelCard, hardware: HardwareCard) -> Roofline:
-    """The least time of engine steps of ``model`` on ``hardware``."""
-    return Roofline(model, hardware)

@@ -1,8 +1,11 @@
 """The cost model of an engine step: what it is, how it is fitted to measured steps, and how far it is off.
 
     step = t0 + a x prefill tokens + b x decoding sequences + c x context tokens + d x seconds of audio encoded
+         + e x prefill pairs
 
-Each coefficient is a cost, so none is negative. A simulated engine takes its durations from this model.
+Context tokens are the KV that a step reads. Prefill pairs are the query-key pairs that the attention of its prefills
+computes: without them a chunk costs an old session all but as much as a young one, which measured steps deny. Each
+coefficient is a cost, so none is negative. A simulated engine takes its durations from this model.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from workbench._machine import Fingerprint, MachineFloor
 from workbench._records import RecordError, read
 from workbench.profiles import Profile, load_profile
 
-COEFFICIENTS = ("t0_s", "prefill_s", "decode_s", "context_s", "encoder_s")
+COEFFICIENTS = ("t0_s", "prefill_s", "decode_s", "context_s", "encoder_s", "pair_s")
 COST_OF = {
     "t0_s": "a step itself",
     "prefill_s": "a prefill token",
     "decode_s": "a decoding sequence",
     "context_s": "a context token",
     "encoder_s": "a second of audio encoded",
+    "pair_s": "a query-key pair of a prefill",
 }
 CALIBRATIONS = Path(__file__).resolve().parents[1] / "reports" / "calibration"
 LARGEST_S = 60.0
@@ -46,13 +50,16 @@ class CostError(ValueError):
 class Floor(Protocol):
     """The least time of a step, such as a roofline's."""
 
-    def step_s(self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float) -> float: ...
+    def step_s(
+        self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float, prefill_pairs: int
+    ) -> float: ...
 
 
 @dataclass(frozen=True)
 class CostModel:
     """Seconds of an engine step: t0_s per step, prefill_s per prefill token, decode_s per decoding sequence, context_s
-    per token of the scheduled sequences' context, encoder_s per second of audio encoded.
+    per token of the scheduled sequences' context, encoder_s per second of audio encoded, pair_s per query-key pair of
+    the prefilling sequences.
 
     ``floor``: what no step can beat; None for none. ``source``: in one line, where the figures are from.
     CostError for a coefficient that is negative, not finite or above a minute.
@@ -63,6 +70,7 @@ class CostModel:
     decode_s: float
     context_s: float
     encoder_s: float = 0.0
+    pair_s: float = 0.0
     floor: Floor | None = None
     source: str = ""
 
@@ -73,7 +81,9 @@ class CostModel:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_S:
                 raise CostError(f"{name} must be 0 to {LARGEST_S:g} s, not {value!r}: calibrate again")
 
-    def step_s(self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float = 0.0) -> float:
+    def step_s(
+        self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float = 0.0, prefill_pairs: int = 0
+    ) -> float:
         """Seconds of a step with this load: the model's, but never under the floor. 0 for a step without tokens."""
         if not (prefill_tokens or decoding):
             return 0.0
@@ -83,10 +93,11 @@ class CostModel:
             + self.decode_s * decoding
             + self.context_s * context_tokens
             + self.encoder_s * encoder_s
+            + self.pair_s * prefill_pairs
         )
         if self.floor is None:
             return seconds
-        return max(seconds, self.floor.step_s(prefill_tokens, decoding, context_tokens, encoder_s))
+        return max(seconds, self.floor.step_s(prefill_tokens, decoding, context_tokens, encoder_s, prefill_pairs))
 
 
 @dataclass(frozen=True)
@@ -96,12 +107,14 @@ class Step:
     prefill_tokens: int
     decoding: int
     context_tokens: int
+    prefill_pairs: int
     seconds: float
     encoder_s: float = 0.0
 
     @property
-    def load(self) -> tuple[int, int, int, float]:
-        return self.prefill_tokens, self.decoding, self.context_tokens, self.encoder_s
+    def load(self) -> tuple[int, int, int, float, int]:
+        """The arguments of ``step_s``."""
+        return self.prefill_tokens, self.decoding, self.context_tokens, self.encoder_s, self.prefill_pairs
 
 
 @dataclass(frozen=True)
@@ -164,7 +177,7 @@ def group(model: CostModel, name: str, samples: Sequence[Step]) -> Group:
 
 
 def _arrays(samples: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
-    """Loads with a leading 1, shape (steps, 5), and seconds, shape (steps,)."""
+    """Loads with a leading 1, shape (steps, 6), and seconds, shape (steps,)."""
     if len(samples) < LEAST_STEPS:
         raise CostError(f"{len(samples)} steps are too few to fit costs to: measure {LEAST_STEPS} or more")
     for k, step in enumerate(samples):
@@ -237,8 +250,10 @@ class Calibration:
             return read(cls, json.loads(path.read_text(encoding="utf-8")), "it", {"floor": MachineFloor | None})
         except OSError as error:
             raise CostError(f"cannot read calibration {path}: {error.strerror}") from None
-        except (CostError, RecordError) as error:
+        except CostError as error:
             raise CostError(f"calibration {path}: {error}") from None
+        except RecordError as error:
+            raise CostError(f"calibration {path}: {error}: calibrate again") from None
         except ValueError as error:  # no JSON, or no UTF-8
             raise CostError(f"calibration {path} is no JSON: {error}") from None
 

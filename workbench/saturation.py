@@ -65,7 +65,8 @@ class Forecaster:
         # Frames fallen due, resident tokens and blocks used, at one instant of late.
         self._latest: tuple[np.ndarray, int, int] | None = None
         self._settled_at_s = -math.inf
-        self._said: tuple[tuple, Forecast] | None = None
+        self._key: tuple | None = None
+        self._said: Forecast | None = None
 
     def update(
         self,
@@ -84,21 +85,22 @@ class Forecaster:
         """
         if len(starts_s) == 0:
             return None
-        starts = np.asarray(starts_s, dtype=float)
-        # On a busy engine nothing ever settles; then the few frames in the making have to be put up with.
-        if settled or at_s - self._settled_at_s > self.frame_budget_s:
-            self._latest = (self._frames(at_s, starts), resident_tokens, blocks_used)
         if settled:
-            self._settled_at_s = at_s
-        if grown.frames < FRAMES_NEEDED or grown.tokens <= 0 or self._latest is None or not self._latest[0].any():
-            return None
-        key = (grown, blocks_total, tuple(starts_s), *self._latest[1:])
-        if self._said is not None and self._said[0] == key and self._said[1].low_s > at_s:
+            rested, self._settled_at_s = True, at_s
+        else:
+            # On a busy engine nothing ever settles; then the few frames in the making have to be put up with.
+            rested = at_s - self._settled_at_s > self.frame_budget_s
+        key = (resident_tokens, blocks_used, blocks_total, grown, rested, starts_s)
+        if key == self._key and self._said is not None and self._said.low_s > at_s:
             # Nothing new was seen, and what was forecast is still to come.
-            return self._said[1]
-        forecast = self._forecast(at_s, blocks_total, starts, grown)
-        self._said = (key, forecast)
-        return forecast
+            return self._said
+        self._key = key
+        starts = np.asarray(starts_s, dtype=float)
+        if rested:
+            self._latest = (self._frames(at_s, starts), resident_tokens, blocks_used)
+        seen = grown.frames >= FRAMES_NEEDED and grown.tokens > 0 and self._latest is not None
+        self._said = self._forecast(at_s, blocks_total, starts, grown) if seen and self._latest[0].any() else None
+        return self._said
 
     def _forecast(self, at_s: float, blocks_total: int, starts: np.ndarray, grown: Grown) -> Forecast:
         growth, deviation = grown.tokens / grown.frames, grown.deviation

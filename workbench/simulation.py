@@ -33,7 +33,9 @@ class Costs(Protocol):
     front_end_s: float
     source: str
 
-    def step_s(self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float) -> float: ...
+    def step_s(
+        self, prefill_tokens: int, decoding: int, context_tokens: int, encoder_s: float, prefill_pairs: int
+    ) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,10 @@ def costs_of(profile: Profile) -> Costs:
     from workbench.costs import CostModel, load_calibration
 
     if profile.hardware:
-        from workbench.cards import hardware_card, model_card, roofline
+        from workbench.cards import hardware_card, model_card
+        from workbench.roofline import Roofline
 
-        floor = roofline(model_card(profile.model), hardware_card(profile.hardware))
+        floor = Roofline(model_card(profile.model), hardware_card(profile.hardware))
         source = f"roofline of {profile.model} on {profile.hardware}, which no kernel reaches"
         return StepCosts(CostModel(**floor.coefficients(), floor=floor, source=source), source)
     path = None if profile.calibration in ("", ANY_MACHINE) else Path(profile.calibration)

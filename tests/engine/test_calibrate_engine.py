@@ -49,7 +49,7 @@ def made(tmp_path_factory):
 
 def test_every_cost_was_fitted_to_the_steps_of_the_engine(made):
     assert made.steps >= 150
-    assert set(made.error.intervals) == {"t0_s", "prefill_s", "decode_s", "context_s"}
+    assert set(made.error.intervals) == {"t0_s", "prefill_s", "decode_s", "context_s", "pair_s"}
     assert made.costs.t0_s > 0
     assert made.front_end_s > 0
     assert made.delivery_s > 0
@@ -75,7 +75,7 @@ def test_it_is_found_again_on_this_machine(made):
 def test_steps_are_recorded_only_while_recording_is_on(made):
     assert ProbedEngine.off == []
     # 40 tokens and 3 replies, of which the last is dropped, then 10 tokens and replies one by one.
-    assert [step[2:] for step in ProbedEngine.on] == [(10, 0, 52), (0, 1, 53), (0, 1, 54)]
+    assert [step[2:] for step in ProbedEngine.on] == [(10, 0, 52, 10 * 42 + 55), (0, 1, 53, 0), (0, 1, 54, 0)]
 
 
 def test_steps_follow_each_other_without_a_gap(made):

@@ -59,8 +59,7 @@ class TokenEvent(NamedTuple):
     logprobs: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True)
-class SessionView:
+class SessionView(NamedTuple):
     """A session as the scheduler has it: ``state`` is parked, waiting, running or preempted."""
 
     state: str

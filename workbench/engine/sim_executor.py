@@ -31,8 +31,8 @@ class SimulatedExecutor(Executor):
     """Runs what the scheduler schedules in no real time. ``last_step_s`` is the virtual duration of the last step.
 
     Set before the first step: ``requests``, the scheduler's own dict of requests; ``costs``, whose
-    ``step_s(prefill_tokens, decoding, context_tokens, encoder_s)`` gives a step's seconds; ``step_load``, which reads
-    the first three off a scheduler's output; ``audio_s_per_token``, the audio that one prefilled token stands for;
+    ``step_s(prefill_tokens, decoding, context_tokens, encoder_s, prefill_pairs)`` gives a step's seconds; ``step_load``,
+    which reads all but encoder_s off a scheduler's output; ``audio_s_per_token``, the audio of one prefilled token;
     ``eos_chance``, the probability that an owed token is the end of the reply; ``step_noise``, the sigma of a log-normal
     factor of mean 1 on each step; ``seed``.
     """
@@ -65,8 +65,8 @@ class SimulatedExecutor(Executor):
         return ModelRunnerOutput(sessions, dict(zip(sessions, range(len(sessions)), strict=True)), sampled)
 
     def _seconds(self, scheduler_output) -> float:
-        prefill, decoding, context = self.step_load(scheduler_output, self.requests)
-        seconds = self.costs.step_s(prefill, decoding, context, prefill * self.audio_s_per_token)
+        prefill, decoding, context, pairs = self.step_load(scheduler_output, self.requests)
+        seconds = self.costs.step_s(prefill, decoding, context, prefill * self.audio_s_per_token, pairs)
         if self.step_noise:
             sigma = self.step_noise
             seconds *= math.exp(sigma * self._noise_draws.standard_normal() - sigma * sigma / 2)
@@ -76,7 +76,8 @@ class SimulatedExecutor(Executor):
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False):
         if method == "metronome_attach":
-            return [{"runner": type(self).__name__, "rotary_positions": self.max_positions, "threads": None}]
+            name = type(self).__name__
+            return [{"runner": name, "rotary_positions": self.max_positions, "threads": None, "computes": False}]
         raise NotImplementedError(f"a simulated worker has no {method!r}")
 
     def get_kv_cache_specs(self):

@@ -10,6 +10,7 @@ import gc
 import math
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from workbench.bound import ENDED, EXTRA_ARGS_KEY, KVBound
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
@@ -43,12 +44,14 @@ class SimulatedEngine(Engine):
         self._costs = costs
         self._core = None
         self._inbox: deque[tuple[float, Callable, tuple]] = deque()
-        self._front_end_free_at = 0.0
+        self._front_end_s = self._front_end_free_at = 0.0
         self._params: dict[tuple, object] = {}
         self._outputs: list = []
         self._ends_at = math.inf
         self._idle = True
         self._death: str | None = None
+        # The scheduler's account, until something happens to it.
+        self._unchanged: Snapshot | None = None
 
     # -- start and stop ---------------------------------------------------------------------------------------------
 
@@ -68,6 +71,7 @@ class SimulatedEngine(Engine):
         except plugin.PluginError as error:
             raise EngineError(str(error)) from error
         profile = self.profile
+        self._front_end_s = self._costs.front_end_s * profile.frame_budget_s
         executor.prepare(
             requests=self._core.scheduler.requests,
             costs=self._costs,
@@ -117,14 +121,10 @@ class SimulatedEngine(Engine):
     def submit(self, session, tokens, owed, bound=None, stop_token_ids=()) -> None:
         self._check_alive()
         params = self._sampling(owed, bound, stop_token_ids)
-        # A front end outside the engine takes one frame after the other.
-        begins = max(self.clock.now, self._front_end_free_at)
-        self._front_end_free_at = begins + self._costs.front_end_s * self.profile.frame_budget_s
-        self._hand_in(self._add, (session, tokens, params))
-
-    def _hand_in(self, action: Callable, args: tuple) -> None:
-        # In the order in which they were handed in: what comes later never overtakes a chunk in its front end.
-        self._inbox.append((max(self.clock.now, self._front_end_free_at), action, args))
+        # A front end outside the engine takes one frame after the other, and nothing overtakes a chunk in it.
+        ready_at = max(self.clock.now, self._front_end_free_at) + self._front_end_s
+        self._front_end_free_at = ready_at
+        self._inbox.append((ready_at, self._add, (session, tokens, params)))
 
     def _sampling(self, owed: int, bound: KVBound | None, stop_token_ids: tuple[int, ...]):
         # Shared by all chunks that ask for the same: the scheduler copies what it changes.
@@ -144,22 +144,18 @@ class SimulatedEngine(Engine):
         return params
 
     def _add(self, session: str, tokens: list[int], params) -> None:
-        core = self._core
+        core, now = self._core, self.clock.now
+        if session in core.scheduler.requests:
+            core.scheduler.add_chunk(session, tokens, params, now)
+            return
+        hasher = core.request_block_hasher
         core.add_request(
-            self._request(
-                session,
-                tokens,
-                params,
-                None,
-                arrival_time=self.clock.now,
-                block_hasher=core.request_block_hasher,
-                resumable=True,
-            )
+            self._request(session, tokens, params, None, arrival_time=now, block_hasher=hasher, resumable=True)
         )
 
     def close(self, session: str) -> None:
         if self._core is not None:
-            self._hand_in(self._abort, (session,))
+            self._inbox.append((max(self.clock.now, self._front_end_free_at), self._abort, (session,)))
 
     def _abort(self, session: str) -> None:
         self._core.abort_requests([session])
@@ -167,14 +163,18 @@ class SimulatedEngine(Engine):
     async def set_bound(self, session: str, bound: KVBound | None) -> str:
         self._check_alive()
         outcome = self._core.metronome_set_bound(session, None if bound is None else bound.to_args())
-        self._idle = False
+        self._idle, self._unchanged = False, None
         return outcome
 
     async def snapshot(self, sessions: Collection[str] | None = None) -> Snapshot:
         self._check_alive()
+        if self._unchanged is not None and sessions is not None and not sessions:
+            return replace(self._unchanged, at=self.clock.now)
         raw = self._core.metronome_snapshot(sessions)
-        views = {session: SessionView(**view) for session, view in raw.pop("sessions").items()}
-        return Snapshot(sessions=views, **raw)
+        views = {session: SessionView(*view) for session, view in raw.pop("sessions").items()}
+        snapshot = Snapshot(sessions=views, **raw)
+        self._unchanged = replace(snapshot, sessions={})
+        return snapshot
 
     def _check_alive(self) -> None:
         if self._core is None:
@@ -210,7 +210,7 @@ class SimulatedEngine(Engine):
         while inbox and inbox[0][0] <= now:
             _, action, args = inbox.popleft()
             action(*args)
-            self._idle = False
+            self._idle, self._unchanged = False, None
         try:
             while not self._idle and not self.busy:
                 self._step()
@@ -225,6 +225,7 @@ class SimulatedEngine(Engine):
         if not core.scheduler.has_requests():
             self._idle = True
             return
+        self._unchanged = None
         preempted = core.scheduler.preemptions
         outputs, executed = core.step()
         core.post_step(executed)
@@ -237,7 +238,9 @@ class SimulatedEngine(Engine):
             self._idle = core.scheduler.preemptions == preempted
 
     def _event(self, output) -> TokenEvent:
-        stop, reason = output.stop_reason, output.finish_reason
+        session, tokens, reason = output.request_id, tuple(output.new_token_ids), output.finish_reason
+        if reason is None:
+            return TokenEvent(session, tokens, self.clock.now)
+        stop = output.stop_reason
         ended = stop.removeprefix(ENDED) if isinstance(stop, str) and stop.startswith(ENDED) else None
-        tokens, done = tuple(output.new_token_ids), reason is not None
-        return TokenEvent(output.request_id, tokens, self.clock.now, done, reason == self._stopped, ended)
+        return TokenEvent(session, tokens, self.clock.now, True, reason == self._stopped, ended)

@@ -348,17 +348,19 @@ class VllmEngine(Engine):
             ids = [request_id for session in sessions for request_id in known.get(session, ())]
         raw = await self._call("metronome_snapshot", ids)
         # vLLM makes a session's id unique by a suffix of its own.
-        views = {key.rsplit("-", 1)[0]: SessionView(**view) for key, view in raw.pop("sessions").items()}
+        views = {key.rsplit("-", 1)[0]: SessionView(*view) for key, view in raw.pop("sessions").items()}
         return Snapshot(sessions=views, **raw)
 
     async def record_steps(self, on: bool) -> None:
         """Switch the recording of engine steps on or off. Raises EngineDead."""
         await self._call("metronome_record", on)
 
-    async def steps(self) -> list[tuple[float, float, int, int, int]]:
-        """Drain the recorded steps: (began s, ended s, prefill tokens, decoding, context tokens), oldest first.
+    async def steps(self) -> list[tuple[float, float, int, int, int, int]]:
+        """Drain the recorded steps, oldest first: (began s, ended s, prefill tokens, decoding, context tokens, prefill
+        pairs).
 
-        Times are on the engine's clock; see the plugin's StepRecorder for where a step ends. Raises EngineDead.
+        Times are on the engine's clock; see the plugin's StepRecorder for where a step ends and ``step_load`` for what
+        is counted. Raises EngineDead.
         """
         return [tuple(step) for step in await self._call("metronome_steps")]
 
