@@ -61,7 +61,7 @@ def test_a_profile_that_cannot_be_served_is_refused_in_one_line(tmp_path, text, 
 
 
 def test_names_that_are_not_there(tmp_path):
-    with pytest.raises(ProfileError, match="choose from smollm2, tiny or give a .toml file"):
+    with pytest.raises(ProfileError, match="sim:MODEL@HARDWARE or give a .toml file"):
         load_profile("smollm3")
     with pytest.raises(ProfileError, match="cannot read profile"):
         load_profile(str(tmp_path / "none.toml"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.saturation import Forecaster, Grown, replay
+from workbench.saturation import Forecast, Forecaster, Grown, replay
 
 B, BLOCK = 2.0, 32
 
@@ -185,3 +185,15 @@ def test_an_engine_that_never_rests_is_forecast_all_the_same():
         said = forecaster.update(at, tokens, blocks, total, grown_of(sessions, at, growth), starts, settled=False)
         at += 0.25
     assert abs(said.t_full_s - full) <= B
+
+
+def test_what_the_engine_counted_before_the_run_is_no_part_of_it():
+    sessions, starts = [(0.0, math.inf)] * 6, [0.0] * 6
+    clean, warmed = Forecaster(B, BLOCK), Forecaster(B, BLOCK)
+    for k in range(7):
+        at = 0.1 + k * B
+        tokens, blocks, grown = tokens_of(sessions, at, 53), blocks_of(sessions, at, 53), grown_of(sessions, at, 53)
+        more = Grown(grown.frames + 1, grown.tokens + 35, grown.squares + 35 * 35)
+        said = clean.update(at, tokens, blocks, 200, grown, starts, settled=True)
+        assert warmed.update(at, tokens, blocks, 200, more, starts, settled=True) == said
+    assert said == Forecast(40.0, 40.0, 40.0)

@@ -129,6 +129,14 @@ class FitError:
     p90: float
     intervals: dict[str, tuple[float, float]]
 
+    @property
+    def sigma(self) -> float:
+        """The spread of step times that the model leaves, as the sigma of a normal with this median error.
+
+        Half of a normal lies within 0.6745 sigma (its upper quartile); far-off steps count little that way.
+        """
+        return self.median / 0.6745
+
 
 @dataclass(frozen=True)
 class Group:

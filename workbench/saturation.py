@@ -33,6 +33,10 @@ class Grown:
     tokens: int
     squares: int
 
+    def since(self, before: Grown) -> Grown:
+        """What was counted after ``before``."""
+        return Grown(self.frames - before.frames, self.tokens - before.tokens, self.squares - before.squares)
+
     @property
     def deviation(self) -> float:
         """Standard deviation of a frame's growth, in tokens."""
@@ -65,6 +69,7 @@ class Forecaster:
         # Frames fallen due, resident tokens and blocks used, at one instant of late.
         self._latest: tuple[np.ndarray, int, int] | None = None
         self._settled_at_s = -math.inf
+        self._before: Grown | None = None
         self._key: tuple | None = None
         self._said: Forecast | None = None
 
@@ -83,6 +88,10 @@ class Forecaster:
         ``resident_tokens``, ``blocks_used``: of all sessions. ``starts_s``: when the audio of each open session began.
         ``settled``: nothing runs or waits, so every frame that fell due is resident to its last token.
         """
+        if self._before is None:
+            # What an engine counted before this run is no part of it: a warm-up grows by other tokens.
+            self._before = grown
+        grown = grown.since(self._before)
         if len(starts_s) == 0:
             return None
         if settled:

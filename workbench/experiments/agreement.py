@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.costs import load_calibration
 from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, params_of
 from workbench.profiles import Profile
 from workbench.sessions import SessionManager
-from workbench.simulation import ANY_MACHINE, costs_of, simulated
+from workbench.simulation import ANY_MACHINE, simulated
 from workbench.telemetry import RETURNED, Tables
 from workbench.workload import caller, play
 
@@ -18,6 +19,7 @@ ERROR = 0.02
 N_STAR_FRAMES = 60  # frames of each session that N* is judged by
 AT_THE_WALL = 4  # frames to watch from the wall on
 GIVE_UP_FACTOR = 2.0
+BEGINS = 0.3  # of the first budget
 FARTHEST = 4  # sessions by which N* may be off before the search is given up
 MEASURED, SIMULATED = "measured", "simulated"
 
@@ -48,20 +50,24 @@ def run(
     n_star: bool = True,
     target: float = 0.3,
     frames: int = N_STAR_FRAMES,
+    step_noise: float | None = None,
     any_machine: bool = False,
 ) -> Result:
     """Run ``profile`` twice, on the engine at hand and simulated with what `workbench calibrate` measured of it.
 
     ``target``: the controller's, as a part of B, that the p99 of frame latency has to keep at N*. ``n_star`` false
     leaves N* out, which takes most of the time: each N is a fresh engine and ``frames`` frames of every session.
-    ``any_machine``: take a calibration that was made elsewhere. Raises ExperimentError, CostError, EngineError.
+    ``step_noise``: of the twin, by default the spread of step times that the calibration found, since a p99 is made of
+    it. ``any_machine``: take a calibration that was made elsewhere. Raises ExperimentError, CostError, EngineError.
     """
     if seed is not None:
         profile = profile.with_(seed=seed)
     _check(profile, target, frames)
     say = progress or (lambda message, fraction: None)
-    twin = simulated(profile).with_(calibration=ANY_MACHINE if any_machine else "")
-    costs_of(twin)  # before a minute is spent on the real engine
+    twin = simulated(profile)
+    if step_noise is None:
+        step_noise = load_calibration(profile, any_machine=any_machine).error.sigma
+    twin = twin.with_(calibration=ANY_MACHINE if any_machine else "", step_noise=step_noise)
     arms = {}
     for name, served, share in ((SIMULATED, twin, (0.0, 0.05)), (MEASURED, profile, (0.05, 0.3 if n_star else 1.0))):
         arms[name] = _to_the_wall(served, name, _part(say, *share), tables_dir)
@@ -69,7 +75,13 @@ def run(
     found: dict[str, int | None] = {SIMULATED: None, MEASURED: None}
     if n_star:
         found, points = _find_both(profile, twin, target * profile.frame_budget_s, frames, _part(say, 0.3, 1.0))
-    return _result(profile, arms, found, points, {"target": target, "n_star_frames": frames if n_star else None})
+    return _result(
+        profile,
+        arms,
+        found,
+        points,
+        {"target": target, "n_star_frames": frames if n_star else None, "step_noise": twin.step_noise},
+    )
 
 
 def _check(profile: Profile, target: float, frames: int) -> None:
@@ -105,6 +117,8 @@ def _to_the_wall(profile: Profile, run: str, say: Progress, tables_dir: Path | N
         def tell(at: float) -> None:
             say(f"{run}: {manager.status()}", min(1.0, at / expected))
 
+        # On both clocks between two ticks, so that the sessions begin at the same instants.
+        manager.wait_until(BEGINS * budget)
         play(manager, GIVE_UP_FACTOR * expected, caller(manager), stop=over, tell=tell)
     _check_alive(manager)
     return manager
@@ -156,11 +170,12 @@ def _steady(profile: Profile, n: int, frames: int, say: Progress) -> Steady:
     served = profile.with_(sessions=n)
     run = f"N = {n}, {SIMULATED if profile.executor == 'simulated' else MEASURED}"
     with SessionManager(served, run, progress=lambda m: say(f"{run}: {m}", 0.0)) as manager:
+        manager.wait_until(BEGINS * budget)
         add = caller(manager, bound)
         for call in range(n):
             add(call)
         # One budget more, so that the last frame has returned.
-        until = (first + frames + 2) * budget
+        until = (first + frames + 3) * budget
         while manager.now() < until and manager.beat.dead is None:
             manager.wait_for(seconds=min(budget, until - manager.now()))
             say(f"{run}: {manager.status()}", min(1.0, manager.now() / until))
