@@ -48,23 +48,26 @@ def snapshot(scheduler, request_ids: Collection[str] | None = None) -> dict:
         "grown_frames": scheduler.grown_frames,
         "grown_tokens": scheduler.grown_tokens,
         "grown_squares": scheduler.grown_squares,
-        "sessions": {key: _view(scheduler, requests[key]) for key in wanted if key in sessions},
+        "sessions": _views(scheduler, [key for key in wanted if key in sessions]),
     }
 
 
-def _view(scheduler, request: Request) -> tuple[str, int, int, int, int]:
-    return (
-        _STATES.get(request.status, "other"),
-        request.num_computed_tokens,
-        scheduler.sessions[request.request_id].spans[-1][1],
-        _blocks_held(scheduler, request),
-        len(request.streaming_queue or ()),
-    )
+def _views(scheduler, request_ids: list[str]) -> dict[str, tuple[str, int, int, int, int]]:
+    requests, sessions, blocks = scheduler.requests, scheduler.sessions, _blocks_of_sessions(scheduler)
+    return {
+        key: (
+            _STATES.get((request := requests[key]).status, "other"),
+            request.num_computed_tokens,
+            sessions[key].spans[-1][1],
+            len(blocks.get(key, ())),
+            len(request.streaming_queue or ()),
+        )
+        for key in request_ids
+    }
 
 
-def _blocks_held(scheduler, request: Request) -> int:
-    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
-    return len(manager.req_to_blocks.get(request.request_id, ()))
+def _blocks_of_sessions(scheduler) -> dict[str, list]:
+    return scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
 
 
 def _head_needs_blocks(scheduler) -> int:
@@ -81,4 +84,5 @@ def _head_needs_blocks(scheduler) -> int:
 
 
 def _needs_blocks(scheduler, request: Request) -> int:
-    return max(0, blocks_for(request.num_tokens, scheduler.block_size) - _blocks_held(scheduler, request))
+    held = len(_blocks_of_sessions(scheduler).get(request.request_id, ()))
+    return max(0, blocks_for(request.num_tokens, scheduler.block_size) - held)

@@ -283,8 +283,8 @@ class BoundedScheduler(Scheduler):
         return None
 
     def _foreign_token(self, tokens: list[int] | None) -> str | None:
-        # Without a tokenizer vLLM does not look, and the embedding kills the engine.
-        if not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab_size):
+        # Without a tokenizer vLLM does not look, and the embedding kills the engine, where there is one.
+        if not tokens or not self.workers_compute or (min(tokens) >= 0 and max(tokens) < self.vocab_size):
             return None
         foreign = next(t for t in tokens if not 0 <= t < self.vocab_size)
         return f"token {foreign} is none of the model's {self.vocab_size}"

@@ -16,7 +16,7 @@ from workbench.plots_agreement import label_of_twins, latency_against_n, parted,
 TOTAL = 100
 COSTS = "calibration of smollm2"
 RESULT = synthetic_result("vllm-cpu")
-LABEL = label_of_twins(replace(RESULT, params={**RESULT.params, "costs": COSTS}))
+LABEL = label_of_twins(replace(RESULT, params={**RESULT.params, "costs": COSTS, "step_noise": 0.125}))
 
 
 def trace(run: str, at: list[float], used: list[int]) -> pd.DataFrame:
@@ -63,7 +63,7 @@ def notes(figure) -> dict[str, str]:
 def test_the_caption_says_where_the_twin_s_costs_are_from_and_nothing_is_written_across_half_a_truth():
     for figure in figures():
         caption = notes(figure)["caption"]
-        assert "vllm-cpu" in caption and f"simulated twin's step costs: {COSTS}" in caption
+        assert "vllm-cpu" in caption and f"simulated twin's step costs: {COSTS}, with noise of sigma 0.12" in caption
         assert "simulated" not in notes(figure)
 
 

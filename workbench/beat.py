@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from workbench.bound import KVBound
-from workbench.engine.base import Snapshot, TokenEvent
+from workbench.engine.base import SessionView, Snapshot, TokenEvent
 from workbench.saturation import Forecast, Grown
 from workbench.telemetry import CAPPED, CLOSED, DEAD, DROPPED, ON_TIME, FrameRow, PoolRow, SessionRow, Tables
 
@@ -23,7 +23,7 @@ STALLED_AFTER_EMPTY = 2  # empty frames in a row
 WALL_BUDGETS = 2  # frame budgets without a token of any frame
 
 
-@dataclass
+@dataclass(slots=True)
 class Session:
     """One session on the beat. ``frame_tokens(k)`` gives the tokens of its audio chunk k.
 
@@ -171,6 +171,7 @@ class Beat:
                 heapq.heappop(self._ticks)
                 continue
             self._tick(session, due, now)
+            # In place: what it opens or shuts meanwhile leaves the head of the heap where it is.
             heapq.heapreplace(self._ticks, (self._due(session), order, session))
 
     def _tick(self, session: Session, due: float, now: float) -> None:
@@ -187,13 +188,13 @@ class Beat:
         profile = self.profile
         frame = FrameRow(self.tables.run, session.name, number, due)
         frame.tokens_in, frame.tokens_owed = len(tokens), profile.tokens_owed
-        self._note_bound(frame, session.bound)
         self.tables.frame_rows.append(frame)
         session.unreturned.append(frame)
         self._caps.append((due + profile.wait_cap * profile.frame_budget_s, session, frame))
         if session.in_flight is None and not session.waiting:
             self._submit(session, frame, tokens, now)
             return
+        self._note_bound(frame, session.bound)
         session.waiting.append((frame, tokens))
         if len(session.waiting) > profile.backlog and session.in_flight is not None:
             oldest, _ = session.waiting.popleft()
@@ -294,12 +295,7 @@ class Beat:
             at = to_run(snapshot.at)
             if snapshot.first_refused_at is not None and self.first_refused_at_s is None:
                 self.first_refused_at_s = to_run(snapshot.first_refused_at)
-            for frame in self._unmeasured:
-                view = snapshot.sessions.get(frame.session)
-                if view is not None and frame.returned_at_s <= at:
-                    frame.resident_tokens = view.resident
-                    frame.age_tokens = view.resident + view.evicted
-            self._unmeasured = [f for f in self._unmeasured if f.returned_at_s > at]
+            self._note_resident(snapshot.sessions, at)
             # With a chunk on its way to the scheduler a session waits, though the scheduler has it parked.
             waiting = max(snapshot.waiting, self._unanswered - snapshot.running)
             forecast = self._forecast(snapshot, at, settled=snapshot.running == 0 and waiting == 0)
@@ -326,6 +322,17 @@ class Beat:
             )
             if self.wall_at_s is None and self.at_wall(now):
                 self.wall_at_s = self._last_token_at_s
+
+    def _note_resident(self, views: dict[str, SessionView], at: float) -> None:
+        """What the sessions of the frames that had returned by ``at`` hold, into their rows."""
+        later = []
+        for frame in self._unmeasured:
+            if frame.returned_at_s > at:
+                later.append(frame)
+            elif (view := views.get(frame.session)) is not None:
+                _, resident, evicted, *_ = view
+                frame.resident_tokens, frame.age_tokens = resident, resident + evicted
+        self._unmeasured = later
 
     def _forecast(self, snapshot: Snapshot, at: float, settled: bool) -> Forecast | None:
         if self.forecaster is None or snapshot.evicted_tokens or [s for s in self.sessions.values() if s.bound]:

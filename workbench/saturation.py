@@ -144,15 +144,20 @@ class Forecaster:
 
         # What sessions share, or what rounding up the mean gets wrong: as far off as it was when last seen.
         room = blocks_total - (used_then - needed(seen).sum())
-        # Whole budgets first, by bisection; then tick by tick within the budget that is too many.
-        fits, over = 0, math.ceil(max(0, room) * self.block_size / (growth * len(starts))) + 2
-        over += math.ceil((abs(beside) / growth) + max(0.0, starts.max() - at_s) / self.frame_budget_s)
+
+        def fit(budgets: int) -> bool:
+            return needed(self._frames(at_s + budgets * self.frame_budget_s, starts)).sum() <= room
+
+        # Whole budgets first, from where the straight line ends; then tick by tick within the budget that is too many.
+        fits, step = 0, 1
+        over = max(1, int((room - needed(self._frames(at_s, starts)).sum()) * self.block_size / (growth * len(starts))))
+        while fit(over):
+            fits, over, step = over, over + step, 2 * step
+        if over > 2 and fit(over - 2):
+            fits = over - 2
         while over - fits > 1:
             middle = (fits + over) // 2
-            if needed(self._frames(at_s + middle * self.frame_budget_s, starts)).sum() <= room:
-                fits = middle
-            else:
-                over = middle
+            fits, over = (middle, over) if fit(middle) else (fits, middle)
         frames = self._frames(at_s + fits * self.frame_budget_s, starts)
         ticks = starts + (frames + 1) * self.frame_budget_s
         order = np.argsort(ticks, kind="stable")

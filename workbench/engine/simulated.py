@@ -46,6 +46,7 @@ class SimulatedEngine(Engine):
         self._inbox: deque[tuple[float, Callable, tuple]] = deque()
         self._front_end_s = self._front_end_free_at = 0.0
         self._params: dict[tuple, object] = {}
+        self._asked: tuple = (None, None, None, None)  # the last key of _params and what stands there
         self._outputs: list = []
         self._ends_at = math.inf
         self._idle = True
@@ -128,6 +129,8 @@ class SimulatedEngine(Engine):
 
     def _sampling(self, owed: int, bound: KVBound | None, stop_token_ids: tuple[int, ...]):
         # Shared by all chunks that ask for the same: the scheduler copies what it changes.
+        if owed == self._asked[0] and bound is self._asked[1] and stop_token_ids is self._asked[2]:
+            return self._asked[3]
         key = (owed, bound, stop_token_ids)
         params = self._params.get(key)
         if params is None:
@@ -141,6 +144,7 @@ class SimulatedEngine(Engine):
                 detokenize=False,
                 extra_args=None if bound is None else {EXTRA_ARGS_KEY: bound.to_args()},
             )
+        self._asked = (*key, params)
         return params
 
     def _add(self, session: str, tokens: list[int], params) -> None:
@@ -171,8 +175,8 @@ class SimulatedEngine(Engine):
         if self._unchanged is not None and sessions is not None and not sessions:
             return replace(self._unchanged, at=self.clock.now)
         raw = self._core.metronome_snapshot(sessions)
-        views = {session: SessionView(*view) for session, view in raw.pop("sessions").items()}
-        snapshot = Snapshot(sessions=views, **raw)
+        views = raw.pop("sessions")
+        snapshot = Snapshot(sessions=dict(zip(views, map(SessionView._make, views.values()), strict=True)), **raw)
         self._unchanged = replace(snapshot, sessions={})
         return snapshot
 
@@ -200,7 +204,15 @@ class SimulatedEngine(Engine):
         if self._ends_at <= self.clock.now:
             self._ends_at = math.inf
             outputs, self._outputs = self._outputs, []
-            self.on_events([self._event(output) for output in outputs])
+            now = self.clock.now
+            self.on_events(
+                [
+                    TokenEvent(output.request_id, tuple(output.new_token_ids), now)
+                    if output.finish_reason is None
+                    else self._last_event(output, now)
+                    for output in outputs
+                ]
+            )
 
     def begin_step(self) -> None:
         """Take up what is ready and begin the next step, unless one is running."""
@@ -237,10 +249,8 @@ class SimulatedEngine(Engine):
             # At the wall the real one repeats this empty step until it is handed something; nothing changes meanwhile.
             self._idle = core.scheduler.preemptions == preempted
 
-    def _event(self, output) -> TokenEvent:
-        session, tokens, reason = output.request_id, tuple(output.new_token_ids), output.finish_reason
-        if reason is None:
-            return TokenEvent(session, tokens, self.clock.now)
+    def _last_event(self, output, now: float) -> TokenEvent:
         stop = output.stop_reason
         ended = stop.removeprefix(ENDED) if isinstance(stop, str) and stop.startswith(ENDED) else None
-        return TokenEvent(session, tokens, self.clock.now, True, reason == self._stopped, ended)
+        eos = output.finish_reason == self._stopped
+        return TokenEvent(output.request_id, tuple(output.new_token_ids), now, True, eos, ended)
