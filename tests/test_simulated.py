@@ -12,7 +12,8 @@ import pytest
 from workbench.bound import KVBound
 from workbench.engine import EngineError
 from workbench.engine.simulated import SimulatedEngine
-from workbench.profiles import Profile, ProfileError
+from workbench.experiments import experiment
+from workbench.profiles import Profile, ProfileError, load_profile
 from workbench.sessions import SessionError, SessionManager
 
 B, GROWTH = 2.0, 29
@@ -174,6 +175,12 @@ def test_a_front_end_outside_the_engine_takes_one_frame_after_the_other():
     frames = play(seconds=3.9, sessions=3, costs=Linear(front_end_s=0.01)).frames()
     # 0.02 s each for 2 s of audio: every chunk comes out while the engine is in the step that took up the one before.
     assert (frames["first_token_at_s"] - 2.0).round(3).tolist() == [0.056, 0.094, 0.134]
+
+
+def test_the_cliff_holds_at_paper_scale_where_the_engine_never_rests():
+    profile = load_profile("sim:qwen3-omni@h100", pool_blocks=3000, sessions=24, window=256, max_model_len=6000)
+    result = experiment("cliff")(profile)
+    assert result.executor == "simulated" and result.holds, [c for c in result.claims if not c.holds]
 
 
 def test_time_passes_only_while_somebody_waits():

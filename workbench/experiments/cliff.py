@@ -253,9 +253,9 @@ def _bounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
     ingested = int(served["tokens_in"].sum()) / profile.pool_tokens
     share = float(answered.mean())
     last_third = pool[pool["at_s"] >= pool["at_s"].max() * 2 / 3]
-    # Blocks are counted at the end of a frame: nothing runs or waits then.
-    settled = last_third[(last_third["running"] == 0) & (last_third["waiting"] == 0)]
-    measured = float(settled["blocks_used"].mean()) if len(settled) else math.nan
+    # Blocks are counted at the end of a frame: when nothing runs or waits, or as little as ever on a busy engine.
+    busy = last_third["running"] + last_third["waiting"]
+    measured = float(last_third.loc[busy == busy.min(), "blocks_used"].mean())
     expected = (
         plateau(profile.bound, profile.block_size, profile.frame_tokens, profile.tokens_owed).mean * profile.sessions
     )
