@@ -219,11 +219,11 @@ class SimulatedEngine(Engine):
         if self.busy or self._core is None:
             return
         now, inbox = self.clock.now, self._inbox
-        while inbox and inbox[0][0] <= now:
-            _, action, args = inbox.popleft()
-            action(*args)
-            self._idle, self._unchanged = False, None
         try:
+            while inbox and inbox[0][0] <= now:
+                _, action, args = inbox.popleft()
+                action(*args)
+                self._idle, self._unchanged = False, None
             while not self._idle and not self.busy:
                 self._step()
         except Exception as error:  # noqa: BLE001, as the process of a real engine would, it dies of whatever it is
