@@ -117,6 +117,11 @@ def test_n_star_of_both_lies_on_the_target():
     assert figure.layout.xaxis.type == "log" and list(figure.layout.xaxis.tickvals) == [3, 4, 8]
 
 
+def test_an_n_star_of_0_is_in_the_legend_alone():
+    ring = one(latency_against_n(POINTS, {"simulated": 4, "measured": 0}, 0.6, label=LABEL), "N* measured")
+    assert ring.name == "N* measured = 0" and list(ring.x) == [None]
+
+
 def test_an_n_star_that_was_not_found_gets_no_mark():
     figure = latency_against_n(POINTS, {"simulated": 4, "measured": None}, 0.6, label=LABEL)
     assert [t.name for t in figure.data if t.name.startswith("N*")] == ["N* simulated = 4"]

@@ -85,9 +85,9 @@ def test_a_run_that_could_show_nothing_is_refused(small, changes, words):
 
 
 def test_too_few_sessions_for_a_models_context_are_made_enough(small):
-    from workbench.experiments.saturation import _paper_profile
+    from workbench.experiments.saturation import paper_profile
 
-    moshi = _paper_profile("moshi", "rtx-pro-6000", 0, {})
+    moshi = paper_profile("moshi", "rtx-pro-6000", 0, {})
     frames = moshi.pool_tokens / (moshi.sessions * moshi.growth)
     assert frames * moshi.growth < moshi.max_model_len and moshi.sessions > 32
 

@@ -130,9 +130,12 @@ def latency_against_n(
             figure, [tested[0] / 1.15, tested[-1] * 1.15], target_s, f"target for p99: {target_s:g} s", in_legend=True
         )
     for run, size in ((SIMULATED, 26), (MEASURED, 18)):
-        if found := n_star.get(run):
+        found = n_star.get(run)
+        if found is not None:
             ring = {"color": LOOKS[run].colour, "symbol": "circle-open", "size": size, "line": {"width": 3}}
-            figure.add_scatter(x=[found], y=[target_s], name=f"N* {run} = {found}", mode="markers", marker=ring)
+            # A log axis has no place for 0: the legend alone says it.
+            at = [found or None]
+            figure.add_scatter(x=at, y=[target_s], name=f"N* {run} = {found}", mode="markers", marker=ring)
     figure.update_yaxes(rangemode="tozero")
     title = "Frame latency against the number of bounded sessions"
     return finish(figure, title, "sessions N (log scale)", "frame latency (s)", label)

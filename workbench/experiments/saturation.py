@@ -73,7 +73,7 @@ def run(
         "step_noise": step_noise,
         "shared_prefix": shared_prefix,
     }
-    runs = {name: _paper_profile(name, hardware, profile.seed, variance) for name in _names(models)}
+    runs = {name: paper_profile(name, hardware, profile.seed, variance) for name in _names(models)}
     runs[profile.name if profile.model in runs else profile.model] = profile
     for each in runs.values():
         _check(each)
@@ -94,7 +94,8 @@ def _names(models: str) -> list[str]:
     return names
 
 
-def _paper_profile(model: str, hardware: str, seed: int, variance: dict) -> Profile:
+def paper_profile(model: str, hardware: str, seed: int, variance: dict) -> Profile:
+    """A model's card on ``hardware`` with the paper's sessions, or as many as fill the pool within its context."""
     profile = load_profile(f"{SIMULATED}{model}@{hardware}", seed=seed, **variance)
     enough = math.ceil(profile.pool_tokens / (FILLS_AT_CONTEXT * profile.max_model_len))
     return profile.with_(sessions=max(PAPER_SESSIONS.get(model, profile.sessions), enough))
