@@ -39,7 +39,7 @@ class KnownEngine:
     def now(self) -> float:
         return self.clock
 
-    def submit(self, session, tokens, owed) -> None:
+    def submit(self, session, tokens, owed, bound=None) -> None:
         assert all(0 <= token < self.facts.vocab_size for token in tokens)
         if not self.chunks:
             asyncio.get_running_loop().call_soon(self._serve)
@@ -152,7 +152,7 @@ def test_only_steps_that_count_are_counted(served, monkeypatch):
 def test_a_session_that_ends_ends_the_experiment(monkeypatch):
     monkeypatch.setattr(_step_experiment, "WINDOW_S", 0.0)
     served = Served(KnownEngine(ends="too long"), SimpleNamespace(mark=lambda least_s=0.0: None))
-    with pytest.raises(EngineError, match="calibrate: a session ended: too long"):
+    with pytest.raises(EngineError, match="a session ended: too long"):
         asyncio.run(served.batch(0, 2, 0, Random(0)))
 
 

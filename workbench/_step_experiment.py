@@ -17,7 +17,7 @@ from statistics import median
 from workbench._machine import WINDOW_S, LoadWatch
 from workbench.bound import growth_per_frame
 from workbench.costs import CostError
-from workbench.engine.base import EngineError
+from workbench.engine.rounds import Rounds
 from workbench.engine.vllm import VllmEngine
 from workbench.profiles import Profile
 
@@ -30,7 +30,6 @@ LARGEST_BATCH = 3
 ENOUGH_STEPS = 300
 LEAST_S, MOST_S = 15.0, 180.0
 LONE_FRAMES = 20
-ANSWER_TIMEOUT_S = 120.0
 # Its multiples, modulo 1, fill the unit interval evenly, however many there are.
 _GOLDEN = 0.6180339887498949
 
@@ -111,23 +110,7 @@ class Served:
 
     def __init__(self, engine: VllmEngine, watch: LoadWatch) -> None:
         self.engine, self.watch = engine, watch
-        self._waiting: set[str] = set()
-        self._all_answered = asyncio.Event()
-        self._failed: str | None = None
-        engine.on_event, engine.on_dead = self._hear, self._fail
-
-    def _fail(self, reason: str) -> None:
-        self._failed = reason
-        self._all_answered.set()
-
-    def _hear(self, event) -> None:
-        if event.ended is not None:
-            self._fail(f"a session ended: {event.ended}")
-        elif event.done:
-            self._waiting.discard(event.session)
-            if not self._waiting:
-                self._answered_at = event.at
-                self._all_answered.set()
+        self._rounds = Rounds(engine)
 
     async def batch(self, number: int, sessions: int, age: int, draw: random.Random) -> list[ServedFrame]:
         """Open a batch, bring it to ``age``, serve it one frame of each length, and close it."""
@@ -146,20 +129,9 @@ class Served:
 
     async def frame(self, names: list[str], tokens: int, owed: int) -> tuple[float, list[Recorded]]:
         """Serve one frame of ``tokens`` tokens to each session: seconds until the last had what it is owed, steps."""
-        self._waiting = set(names)
-        self._all_answered.clear()
-        vocabulary, began = self.engine.facts.vocab_size, self.engine.now()
-        for i, name in enumerate(names):
-            # Any words do: the time of a step does not depend on which.
-            self.engine.submit(name, [(7 * i + 13 * k) % vocabulary for k in range(tokens)], owed)
-        try:
-            await asyncio.wait_for(self._all_answered.wait(), ANSWER_TIMEOUT_S)
-        except TimeoutError:
-            raise EngineError(f"calibrate: a frame was not answered within {ANSWER_TIMEOUT_S:g} s") from None
-        if self._failed is not None:
-            raise EngineError(f"calibrate: {self._failed}")
+        seconds = await self._rounds.frame(names, tokens, owed)
         self.watch.mark(WINDOW_S)
-        return self._answered_at - began, await self.engine.steps()
+        return seconds, await self.engine.steps()
 
     async def close(self, names: list[str]) -> None:
         """Close sessions, wait until the scheduler has forgotten them, and end the watch's window."""

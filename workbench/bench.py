@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import time
 from collections.abc import Callable
 from statistics import median, quantiles
 
 from workbench._machine import cpu_model
 from workbench.bench_simulated import simulator_rows
 from workbench.bound import KVBound, blocks_for
-from workbench.engine import EngineError, Facts
+from workbench.engine import Facts
 from workbench.engine.host import find_plugin
+from workbench.engine.rounds import Rounds
 from workbench.engine.vllm import VllmEngine
 from workbench.profiles import Profile, load_profile
 
 BLOCKS = 8  # of frames, per engine
 FRAMES_PER_BLOCK = 4
-ANSWER_TIMEOUT_S = 120.0
 
 
 class StockEngine(VllmEngine):
@@ -45,49 +44,8 @@ class StockEngine(VllmEngine):
         )
 
     async def _warm_up(self) -> None:
-        await Rounds(self).frame(["warm-up"], self.profile.frame_tokens, None)
+        await Rounds(self).frame(["warm-up"], self.profile.frame_tokens, self.profile.tokens_owed)
         self.close("warm-up")
-
-
-class Rounds:
-    """Frames served back to back, all sessions of a round together."""
-
-    def __init__(self, engine: VllmEngine) -> None:
-        self.engine = engine
-        self._waiting: set[str] = set()
-        self._all_answered = asyncio.Event()
-        self._failed: str | None = None
-        engine.on_event, engine.on_dead = self._hear, self._fail
-
-    def _fail(self, reason: str) -> None:
-        self._failed = reason
-        self._all_answered.set()
-
-    def _hear(self, event) -> None:
-        if event.ended is not None:
-            self._fail(f"a session ended: {event.ended}")
-        elif event.done:
-            self._waiting.discard(event.session)
-            if not self._waiting:
-                self._all_answered.set()
-
-    async def frame(self, sessions: list[str], tokens: int, bound: KVBound | None) -> float:
-        """Serve one frame of ``tokens`` tokens to each session; the seconds until the last one had what it is owed."""
-        profile = self.engine.profile
-        self._waiting = set(sessions)
-        self._all_answered.clear()
-        began = time.perf_counter()
-        for i, session in enumerate(sessions):
-            # Any words do: the time of a frame does not depend on which.
-            chunk = [(7 * i + 13 * k) % 1000 + 5 for k in range(tokens)]
-            self.engine.submit(session, chunk, profile.tokens_owed, bound)
-        try:
-            await asyncio.wait_for(self._all_answered.wait(), ANSWER_TIMEOUT_S)
-        except TimeoutError:
-            raise EngineError(f"bench: a frame was not answered within {ANSWER_TIMEOUT_S:g} s") from None
-        if self._failed is not None:
-            raise EngineError(f"bench: {self._failed}")
-        return time.perf_counter() - began
 
 
 def run_bench(progress: Callable[[str, float | None], None] | None = None, profile: Profile | None = None) -> dict:
@@ -133,7 +91,7 @@ async def _step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> li
     resident = bound.sink_tokens(profile.block_size) + bound.window + profile.block_size // 2
     # Old bounded sessions: far past their window, so that every frame evicts.
     for _ in range(blocks_for(3 * resident, profile.growth)):
-        await plugin.frame(names, profile.frame_tokens, bound)
+        await plugin.frame(names, profile.frame_tokens, profile.tokens_owed, bound)
     times: dict[str, list[float]] = {"stock": [], "unbounded": [], "bounded": []}
     turns = ("stock", "unbounded", "bounded", "bounded", "unbounded", "stock")
     for turn in range(BLOCKS):
@@ -145,7 +103,7 @@ async def _step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> li
                 rounds = stock if what == "stock" else plugin
                 fresh = [f"{what}{turn}-{i}" for i in range(profile.sessions)]
                 # Grown in one piece to where the measured frames lie around the resident set of the bounded ones.
-                await rounds.frame(fresh, resident - FRAMES_PER_BLOCK * profile.growth // 2, None)
+                await rounds.frame(fresh, resident - FRAMES_PER_BLOCK * profile.growth // 2, profile.tokens_owed)
                 times[what].append(await _block(rounds, fresh, profile, None))
                 for name in fresh:
                     rounds.engine.close(name)
@@ -159,7 +117,8 @@ async def _step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> li
 
 
 async def _block(rounds: Rounds, names: list[str], profile: Profile, bound: KVBound | None) -> float:
-    return median([await rounds.frame(names, profile.frame_tokens, bound) for _ in range(FRAMES_PER_BLOCK)])
+    tokens, owed = profile.frame_tokens, profile.tokens_owed
+    return median([await rounds.frame(names, tokens, owed, bound) for _ in range(FRAMES_PER_BLOCK)])
 
 
 async def _age(profile: Profile, plugin: Rounds, say) -> list[dict]:
@@ -171,7 +130,7 @@ async def _age(profile: Profile, plugin: Rounds, say) -> list[dict]:
         times = []
         for k in range(frames):
             say(f"latency against age, {what}", 0.65 + 0.125 * (len(rows) + k / frames))
-            times.append(await plugin.frame(names, profile.frame_tokens, bound))
+            times.append(await plugin.frame(names, profile.frame_tokens, profile.tokens_owed, bound))
         for name in names:
             plugin.engine.close(name)
         start, third = blocks_for(2 * profile.window, profile.growth), frames // 3
