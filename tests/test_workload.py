@@ -7,6 +7,8 @@ from itertools import islice
 import pytest
 
 from tests.test_simulated import BASE, make
+from workbench.experiments import ExperimentError, experiment
+from workbench.profiles import load_profile
 from workbench.workload import events, play, voice
 
 OPEN = BASE.with_(sessions=4, arrivals_per_s=0.5, holding_s=20.0, pool_blocks=2000, max_model_len=4000)
@@ -74,3 +76,10 @@ def test_a_call_that_was_shed_never_hangs_up():
 def test_no_two_voices_say_the_same():
     voices = [(clip.name, start) for clip, start in (voice(BASE, call) for call in range(40))]
     assert len(set(voices)) == 40 and voices[0] == (voice(BASE, 0)[0].name, voice(BASE, 0)[1])
+
+
+@pytest.mark.parametrize("name", ["cliff", "saturation", "agreement"])
+@pytest.mark.parametrize("field", ["arrivals_per_s", "holding_s"])
+def test_an_experiment_with_sessions_of_its_own_refuses_churn_in_place_of_ignoring_it(name, field):
+    with pytest.raises(ExperimentError, match=field):
+        experiment(name)(load_profile("smollm2", **{field: 5.0}))

@@ -22,8 +22,8 @@ class Profile:
     name: shown with every figure. model: a name of workbench.weights or a Hugging Face folder.
     executor: "vllm" (the CPU or CUDA build, whichever is installed) or "simulated" (the real scheduler on a virtual
     clock). hardware: the hardware card that a simulated model runs on; without one its steps take as long as the
-    calibration of the real profile says: that of this machine, with calibration = "any" whichever is
-    saved, or the one in the file that ``calibration`` names.
+    calibration of the real profile says: that of this machine, with calibration = "any" whichever is saved, or the one
+    in the file that ``calibration`` names.
     frame_budget_s: B, the audio of one frame and its deadline. tokens_owed: reply tokens owed per frame.
     front_end: how audio becomes tokens. sessions: N an experiment opens by default.
     window, sinks: the bound its bounded arms use. pool_blocks: blocks that can hold tokens.
@@ -35,9 +35,10 @@ class Profile:
 
     Sources of variance, all off by default. start_jitter: the part of B within which a session starts off the beat of
     its group. arrivals_per_s: sessions that come later, as a Poisson process; holding_s: how long a session stays on
-    average, exponentially distributed, 0 for ever (workbench.workload plays both). On a simulated engine also eos_chance: the probability that an owed token ends the reply; step_noise:
-    sigma of a log-normal factor of mean 1 on the duration of each step; shared_prefix: tokens that open every session
-    and are the same in all, kept once by prefix caching (unbounded sessions only).
+    average, exponentially distributed, 0 for ever (workbench.workload plays both).
+    On a simulated engine also eos_chance: the probability that an owed token ends the reply; step_noise: sigma of a
+    log-normal factor of mean 1 on the duration of each step; shared_prefix: tokens that open every session and are the
+    same in all, kept once by prefix caching (unbounded sessions only).
     """
 
     name: str

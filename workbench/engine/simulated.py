@@ -30,7 +30,8 @@ class Clock:
 class SimulatedEngine(Engine):
     """``costs`` replaces the cost model that the profile asks for (workbench.simulation.Costs).
 
-    What one step says it reports at once, to ``on_events``. Driven by ``next_at``, ``finish_step`` and ``begin_step`` (workbench.drive.virtual); all its coroutines end at once.
+    What one step says it reports at once, to ``on_events``. Driven by ``next_at``, ``finish_step`` and ``begin_step``
+    (workbench.drive.virtual); all its coroutines end at once.
     """
 
     virtual = True

@@ -80,6 +80,15 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
     return {key: p for key, p in signature.parameters.items() if key not in ("profile", "progress", "tables_dir")}
 
 
+def check_sessions_stay(profile) -> None:
+    """Refuse arrivals and departures where an experiment says itself which sessions there are. ExperimentError."""
+    for name in ("arrivals_per_s", "holding_s"):
+        if getattr(profile, name):
+            raise ExperimentError(
+                f"{name} is of no use here, the experiment opens and closes its sessions: set it to 0"
+            )
+
+
 def params_of(profile, facts) -> dict[str, Any]:
     """What shaped a run on ``profile``, served by an engine of these ``facts``; variance only where there is some."""
     names = (

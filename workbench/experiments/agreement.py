@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.costs import load_calibration
-from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, params_of
+from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, joined, params_of
 from workbench.profiles import Profile
 from workbench.sessions import SessionManager
 from workbench.simulation import ANY_MACHINE, simulated
@@ -85,6 +85,7 @@ def run(
 
 
 def _check(profile: Profile, target: float, frames: int) -> None:
+    check_sessions_stay(profile)
     if not 0 < target < profile.wait_cap:
         raise ExperimentError(f"target must lie between 0 and the wait cap {profile.wait_cap:g} of B, not {target:g}")
     if frames < 1:

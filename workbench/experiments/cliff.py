@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.bound import KVBound, plateau
-from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, params_of
+from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, joined, params_of
 from workbench.profiles import Profile
 from workbench.saturation import PREDICT_BELOW_USAGE, prediction
 from workbench.sessions import SessionManager
@@ -83,6 +83,7 @@ def run(
 
 
 def _check(profile: Profile, plan: Plan, frames: int | None) -> None:
+    check_sessions_stay(profile)
     if profile.sessions < len(JOINS_AT) + 2:
         raise ExperimentError(
             f"cliff needs at least {len(JOINS_AT) + 2} sessions (two of them join late), not {profile.sessions}"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, params_of
+from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, joined, params_of
 from workbench.profiles import SIMULATED, Profile, load_profile
 from workbench.saturation import PREDICT_BELOW_USAGE, Prediction, prediction
 from workbench.sessions import SessionManager
@@ -107,6 +107,7 @@ def _fills_after_s(profile: Profile) -> float:
 
 
 def _check(profile: Profile) -> None:
+    check_sessions_stay(profile)
     frames = _fills_after_s(profile) / profile.frame_budget_s
     if PREDICT_BELOW_USAGE * frames < 5:
         raise ExperimentError(

@@ -19,7 +19,8 @@ class FrontEnd(Protocol):
     """Turns the frames of one session, in order, into engine input; it may keep state from frame to frame.
 
     `meaningful` is False for a load generator: its words mean nothing, and whatever shows them says so.
-    `hears` is False for one that takes no audio: it is given None for samples. `stop_token_ids` end a reply early (EOS); () for none. `most_tokens`: the most that one frame of this session has.
+    `hears` is False for one that takes no audio: it is given None for samples. `stop_token_ids` end a reply
+    early (EOS); () for none. `most_tokens`: the most that one frame of this session has.
     """
 
     name: str
