@@ -66,6 +66,20 @@ def wait_frames(manager, count):
     manager.wait_for(lambda m: m.now() > until, seconds=PATIENCE_S)
 
 
+def counted(manager, name, window):
+    """The frames answered on time under a window whose resident tokens were seen before the next frame began.
+
+    On a slow machine the pool's sample can come too late for a frame; its resident tokens are then not known.
+    """
+    frames = manager.frames()
+    frames = frames[(frames["session"] == name) & (frames["status"] == "on_time") & frames["resident_tokens"].notna()]
+    return frames[frames["window"].isna() if window is None else frames["window"] == window]
+
+
+def wait_counted(manager, name, window, count):
+    assert manager.wait_for(lambda m: len(counted(m, name, window)) >= count, seconds=PATIENCE_S), manager.status()
+
+
 def test_at_the_wall_the_usual_dashboard_is_green(manager, walled):
     wait_frames(manager, 4)
     frames = manager.frames()
@@ -99,18 +113,18 @@ def test_closing_half_at_the_wall_brings_the_others_back(manager, walled):
 
 def test_the_bound_can_be_switched_at_any_frame(manager):
     name = manager.add(sample_clips()[0], BOUND)
-    wait_frames(manager, 14)
+    wait_counted(manager, name, 64, 10)
     manager.set_bound(None, name)
-    wait_frames(manager, 6)
+    wait_counted(manager, name, None, 5)
     manager.set_bound(KVBound(96, 33), name)
-    wait_frames(manager, 6)
+    wait_counted(manager, name, 96, 2)
     frames = manager.frames()
     frames = frames[(frames["session"] == name) & (frames["status"] == "on_time")]
     assert (frames["tokens_delivered"] == manager.profile.tokens_owed).all()
     assert frames["window"].dropna().unique().tolist() == [64, 96]
-    bounded, free = frames[frames["window"] == 64], frames[frames["window"].isna()]
+    bounded, free = counted(manager, name, 64), counted(manager, name, None)
     assert bounded["resident_tokens"].max() <= BOUND.resident_max(32, 10, 3)
-    assert free["resident_tokens"].is_monotonic_increasing and len(free) >= 5
+    assert free["resident_tokens"].is_monotonic_increasing
     manager.close_session(name)
 
 
