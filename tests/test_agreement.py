@@ -6,7 +6,8 @@ import pytest
 
 from workbench.costs import CostError
 from workbench.experiments import ExperimentError, experiment
-from workbench.experiments.agreement import FARTHEST, Steady, _step_from
+from workbench.experiments._steady import Steady
+from workbench.experiments.agreement import FARTHEST, _step_from
 from workbench.profiles import load_profile
 
 run = experiment("agreement")

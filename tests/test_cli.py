@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from workbench import experiments, lab
+from workbench import _cli_run, experiments, lab
 from workbench.cli import main
 
 FAKE = '''
@@ -153,6 +153,95 @@ def test_profile_fields_can_be_changed(fake, capfd):
 def test_a_bad_profile_is_refused(fake, capfd, argv, words):
     assert words in refusal(capfd, "run", "fake", *argv)
     assert not (fake / "ran").exists()
+
+
+def test_an_experiment_names_the_profile_that_is_served_when_nobody_does(fake, capfd):
+    with (fake / "fake_experiment.py").open("a") as file:
+        file.write('\nPROFILE = "sim:moshi@rtx-pro-6000"\n')
+    assert main(["run", "fake", "--json", "-"]) == 0
+    assert metrics_of(capfd)["profile"] == "sim:moshi@rtx-pro-6000"
+    assert main(["run", "fake", "--profile", "tiny", "--json", "-"]) == 0
+    assert metrics_of(capfd)["profile"] == "tiny"
+
+
+# -- many runs --------------------------------------------------------------------------------------------------------
+
+MANY = '''
+"""Doubles numbers, each a run."""
+
+from pathlib import Path
+
+from workbench.experiments import Result
+
+
+def double(number: int) -> int:
+    (Path(__file__).parent / "doubled").open("a").write(f"{number}\\n")
+    return 2 * number
+
+
+def run(profile, *, progress=None, tables_dir=None, runs=None, full: bool = False, seed: int = 0) -> Result:
+    doubled = runs.map(double, [{"number": number} for number in range(4 if full else 2)], progress)
+    return Result("many", profile.name, "simulated", "0.0", seed, {}, {"sum": sum(doubled)}, (), None, None, None)
+'''
+
+
+@pytest.fixture
+def many(tmp_path, monkeypatch) -> Path:
+    """An experiment called many, made of runs that write into the file ``doubled`` of the folder returned."""
+    (tmp_path / "many_experiment.py").write_text(MANY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(experiments.EXPERIMENTS, "many", "many_experiment")
+    monkeypatch.setattr(_cli_run, "POINTS", tmp_path / "points")
+    monkeypatch.delitem(sys.modules, "many_experiment", raising=False)
+    yield tmp_path
+    sys.modules.pop("many_experiment", None)
+
+
+def doubled(folder: Path) -> list[str]:
+    return sorted((folder / "doubled").read_text().split())
+
+
+def test_finished_points_are_found_and_that_is_said(many, capfd):
+    assert main(["run", "many", "--workers", "1", "--json", "-"]) == 0
+    assert metrics_of(capfd)["metrics"] == {"sum": 2}
+    assert main(["run", "many", "--workers", "1", "--full", "--json", "-"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["metrics"] == {"sum": 12}
+    found = f"workbench: 2 of 4 points were found in {many / 'points'}: --fresh computes them again"
+    assert found in err.splitlines()
+    assert doubled(many) == ["0", "1", "2", "3"]
+    assert main(["run", "many", "--workers", "1", "--fresh", "--json", "-"]) == 0
+    assert "were found" not in capfd.readouterr().err
+    assert doubled(many) == ["0", "0", "1", "1", "2", "3"]
+
+
+def test_points_are_computed_by_other_processes(many, capfd):
+    assert main(["run", "many", "--workers", "2", "--json", "-"]) == 0
+    assert metrics_of(capfd)["metrics"] == {"sum": 2}
+    assert doubled(many) == ["0", "1"]
+
+
+@pytest.mark.parametrize("argv", [["--workers", "2"], ["--fresh"], ["--ray", "local"]])
+def test_an_experiment_that_is_one_run_has_no_points(fake, capfd, argv):
+    assert "experiment fake is not made of points: leave out" in refusal(capfd, "run", "fake", *argv)
+    assert not (fake / "ran").exists()
+
+
+def test_an_experiment_of_one_form_has_no_long_one(fake, capfd):
+    assert "experiment fake has one form only: leave out --full" in refusal(capfd, "run", "fake", "--full")
+
+
+def test_the_long_form_is_asked_for_once(many, capfd):
+    assert "full is given twice" in refusal(capfd, "run", "many", "--full", "-p", "full=true")
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many", "1.5"])
+def test_a_bad_number_of_workers_is_one_line(many, capfd, number):
+    assert f"{number} is no number of workers: give 1 or more" in refusal(capfd, "run", "many", f"--workers={number}")
+
+
+def test_a_ray_address_that_is_none_is_one_line(many, capfd):
+    assert "no Ray cluster 'there': give local, auto or HOST:PORT" in refusal(capfd, "run", "many", "--ray", "there")
 
 
 # -- what a run leaves ------------------------------------------------------------------------------------------------
@@ -316,12 +405,14 @@ def test_bad_arguments_are_one_line(capfd, argv):
     assert refusal(capfd, *argv).startswith("workbench")
 
 
-@pytest.mark.parametrize("command", ["run", "report"])
-def test_help_says_the_default_profile(capsys, command):
+@pytest.mark.parametrize(
+    ("command", "default"), [("run", "the experiment's own"), ("sweep", "the experiment's own"), ("report", "smollm2")]
+)
+def test_help_says_the_default_profile(capsys, command, default):
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
     assert end.value.code == 0
-    assert "default: smollm2" in " ".join(capsys.readouterr().out.split())
+    assert f"default: {default}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_version(capsys):

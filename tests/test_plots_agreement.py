@@ -115,6 +115,9 @@ def test_n_star_of_both_lies_on_the_target():
         ring = one(figure, f"N* {run}")
         assert (*ring.x, *ring.y) == (n, 0.6) and ring.name.endswith(f"= {n}")
     assert figure.layout.xaxis.type == "log" and list(figure.layout.xaxis.tickvals) == [3, 4, 8]
+    crowd = [{**POINTS[0], "n": n} for n in (90, 366, 367, 368, 373)]
+    ticks = latency_against_n(crowd, N_STAR, 0.6, label=LABEL).layout.xaxis.tickvals
+    assert list(ticks) == [90, 366], "numbers that would be written over one another are left out"
 
 
 def test_an_n_star_of_0_is_in_the_legend_alone():

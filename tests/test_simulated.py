@@ -265,3 +265,22 @@ def test_nothing_but_rows_is_kept_of_a_long_run():
             kept.append(sys.getallocatedblocks())
     # Some 1,600 frames and 6,400 steps a turn: a leak of one object a frame would show ten times over.
     assert kept[2] - kept[1] < 160
+
+
+def test_a_prompt_puts_a_bounded_session_on_its_plateau_at_once():
+    bound = KVBound(128, 16)
+    with make() as manager:
+        manager.add(None, bound, prompt=144)
+        manager.add(None, bound)
+        manager.wait_for(seconds=20.0)
+        for wrong in (145, -1):
+            with pytest.raises(SessionError, match="0 to 144 tokens"):
+                manager.add(None, bound, prompt=wrong)
+        with pytest.raises(SessionError, match="0 to 3174 tokens"):
+            manager.add(None, prompt=3200)
+        frames = manager.frames()
+    first = frames[frames["frame"] == 0].set_index("session")
+    assert first["tokens_in"].to_dict() == {"s0": 144 + 26, "s1": 26}
+    assert first.loc["s0", "resident_tokens"] == 144 + GROWTH
+    later = frames[(frames["session"] == "s0") & (frames["frame"] > 0) & frames["resident_tokens"].notna()]
+    assert later["resident_tokens"].between(144, 144 + 15 + GROWTH).all()

@@ -35,6 +35,7 @@ class Session:
     frame_tokens: Callable[[int], list[int]]
     stop_token_ids: tuple[int, ...]
     bound: KVBound | None
+    group: int
     phase_s: float
     first_tick: int
     frames_limit: int | None = None
@@ -57,14 +58,16 @@ class Beat:
     """Keeps the beat of all sessions of one run and writes their rows into ``tables``.
 
     ``engine`` needs ``submit(session, tokens, owed, bound, stop_token_ids)`` and ``close(session)``, both returning at
-    once. ``forecaster``, if given, has ``update`` as workbench.saturation.Forecaster does.
+    once. ``forecaster``, if given, has ``update`` as workbench.saturation.Forecaster does; ``gate`` is a
+    workbench.admission.Gate, which is told of each frame and each sample.
     """
 
-    def __init__(self, profile, tables: Tables, engine, forecaster=None) -> None:
+    def __init__(self, profile, tables: Tables, engine, forecaster=None, gate=None) -> None:
         self.profile = profile
         self.tables = tables
         self.engine = engine
         self.forecaster = forecaster
+        self.gate = gate
         self.sessions: dict[str, Session] = {}
         self.latest: Snapshot | None = None
         self.dead: str | None = None
@@ -73,6 +76,7 @@ class Beat:
         self.misses = 0
         self._last_token_at_s: float | None = None
         self._opened = 0
+        self._in_group = [0] * profile.phase_groups  # open sessions
         self._unanswered = 0  # sessions with a chunk in flight
         # When which session's next chunk ends, and the wait caps to come in the order in which their frames fell due.
         self._ticks: list[tuple[float, int, Session]] = []
@@ -98,15 +102,20 @@ class Beat:
     ) -> Session:
         """Begin a session at the next instant of its phase group, ``jitter_s`` later.
 
+        It is put into the group with the fewest sessions, which without departures is one after the other.
         ``frames_limit``: frames after which it ends.
         """
         budget, groups = self.profile.frame_budget_s, self.profile.phase_groups
-        phase = (self._opened % groups) * budget / groups + jitter_s
+        group = min(range(groups), key=lambda g: (self._in_group[g], (g - self._opened) % groups))
+        phase = group * budget / groups + jitter_s
         first = max(0, math.ceil((now - phase) / budget - 1e-9))
         starts = phase + first * budget
-        session = Session(name, frame_tokens, stop_token_ids, bound, phase, first, frames_limit, heard_until_s=starts)
+        session = Session(
+            name, frame_tokens, stop_token_ids, bound, group, phase, first, frames_limit, heard_until_s=starts
+        )
         with self.tables.lock:
             self._opened += 1
+            self._in_group[group] += 1
             self.sessions[name] = session
             row = SessionRow(self.tables.run, name, clip, now, opened_at_s=starts)
             self.tables.session_rows[name] = self._open_rows[name] = row
@@ -121,12 +130,19 @@ class Beat:
             if session is None:
                 return
             self._unanswered -= session.in_flight is not None
+            self._in_group[session.group] -= 1
             row = self._open_rows.pop(name)
             row.ended_at_s, row.reason = now, reason
             self._came_or_went(now)
             for frame in list(session.unreturned):
                 self._return(session, frame, now, DEAD if self.dead else CLOSED)
         self.engine.close(name)
+
+    def shed(self, name: str, clip: str, now: float, reason: str) -> None:
+        """Write down a session that was offered and not let in."""
+        with self.tables.lock:
+            row = SessionRow(self.tables.run, name, clip, now, ended_at_s=now, reason=reason)
+            self.tables.session_rows[name] = row
 
     def _came_or_went(self, now: float) -> None:
         self._changed_at_s = now
@@ -241,6 +257,8 @@ class Beat:
         session.empty_in_a_row = session.empty_in_a_row + 1 if frame.empty else 0
         if status in (ON_TIME, CAPPED):
             self._unmeasured.append(frame)
+            if self.gate is not None:
+                self.gate.returned(frame.latency_s, frame.capped or frame.empty)
 
     # -- the engine says --------------------------------------------------------------------------------------------
 
@@ -299,6 +317,9 @@ class Beat:
             # With a chunk on its way to the scheduler a session waits, though the scheduler has it parked.
             waiting = max(snapshot.waiting, self._unanswered - snapshot.running)
             forecast = self._forecast(snapshot, at, settled=snapshot.running == 0 and waiting == 0)
+            if self.gate is not None:
+                usage = snapshot.blocks_used / snapshot.blocks_total
+                self.gate.look(at, len(self.sessions), None if forecast is None else forecast.t_full_s, usage)
             self.tables.pool_rows.append(
                 PoolRow(
                     run=self.tables.run,
@@ -314,6 +335,7 @@ class Beat:
                     grown_frames=snapshot.grown_frames,
                     grown_tokens=snapshot.grown_tokens,
                     grown_squares=snapshot.grown_squares,
+                    admission_cap=None if self.gate is None else self.gate.cap,
                     host_rss_bytes=rss,
                     t_full_predicted_s=None if forecast is None else forecast.t_full_s,
                     t_full_low_s=None if forecast is None else forecast.low_s,

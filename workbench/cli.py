@@ -9,22 +9,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
-from workbench._files import STDOUT, check_file, check_folder, to_json, write_json, writing
-from workbench._terminal import Bar, show, speaks_for_itself, stdout_kept_clean, table
-from workbench._values import ValueRefused, kinds_of, parse, split_pairs
+from workbench import _cli_run, _cli_sweep
+from workbench._cli_options import REPORTS, add_json, add_profile, add_set, read_profile
+from workbench._files import STDOUT, check_file, check_folder, to_json, write_json
+from workbench._terminal import FAILED, HELD, REFUSED, Bar, say, speaks_for_itself, stdout_kept_clean, table
 
-if TYPE_CHECKING:
-    from workbench.experiments import Result
-    from workbench.profiles import Profile
-
-HELD, FAILED, REFUSED = 0, 1, 2
 # As a shell reports a program that SIGINT or SIGPIPE ended.
 INTERRUPTED, UNREAD = 130, 141
-REPORTS = Path(__file__).parent.parent / "reports"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
+        return say("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read stdout has gone (`| head`); Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -44,16 +39,11 @@ def main(argv: list[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "workbench", "kernels_patch"):
             raise
-        return _say(f"the Python package {package} is missing: run `make setup`", REFUSED)
+        return say(f"the Python package {package} is missing: run `make setup`", REFUSED)
     except Exception as error:
         if not speaks_for_itself(error):
             raise
-        return _say(" ".join(str(error).split()), REFUSED)
-
-
-def _say(line: str, status: int) -> int:
-    print(f"workbench: {line}", file=sys.stderr)
-    return status
+        return say(" ".join(str(error).split()), REFUSED)
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -83,49 +73,30 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
     doctor.add_argument("--no-engine", action="store_true", help="leave out the engine's start, which takes some 20 s")
 
-    run = command("run", _run, "run an experiment; without a name, list those there are")
-    run.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="its name")
-    run.add_argument("--params", action="store_true", help="list the parameters of EXPERIMENT and run nothing")
-    run.add_argument("-p", "--param", action="append", default=[], metavar="KEY=VALUE", help="set a parameter")
-    _add_profile(run)
-    _add_set(run)
-    _add_json(run)
-    run.add_argument("--tables", type=Path, metavar="DIR", help="save the three tables there, as Parquet files")
+    run = command("run", _cli_run.run, "run an experiment; without a name, list those there are")
+    _cli_run.add_arguments(run)
+    sweep = command("sweep", _cli_sweep.run, "run an experiment at every point of a grid, on all cores, and keep each")
+    _cli_sweep.add_arguments(sweep)
 
     report = command("report", _report, "run notebooks and write their report; without a name, all notebooks")
     report.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="its name, or how it begins (01)")
-    _add_profile(report)
+    add_profile(report)
     report.add_argument("--full", action="store_true", help="the long form of each notebook (default: the short one)")
     report.add_argument("--out", type=Path, default=REPORTS, metavar="DIR", help="where to write (default: reports/)")
 
     calibrate = command("calibrate", _calibrate, "measure what an engine step costs here, for simulated runs")
-    _add_profile(calibrate)
-    _add_set(calibrate)
-    _add_json(calibrate)
+    add_profile(calibrate)
+    add_set(calibrate)
+    add_json(calibrate)
     place = "where to keep the calibration (default: reports/calibration/PROFILE.json, where simulated runs look)"
     calibrate.add_argument("--out", type=Path, metavar="FILE", help=place)
 
-    _add_json(command("bench", _bench, "measure the performance ratios, side by side in one run"))
+    add_json(command("bench", _bench, "measure the performance ratios, side by side in one run"))
 
     lab = command("lab", _lab, "open JupyterLab on notebooks/, on this machine alone and with a token")
     lab.add_argument("--port", type=_port, metavar="N", help="its port (default: the next free one from 8888)")
     lab.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
     return parser
-
-
-def _add_profile(parser: argparse.ArgumentParser) -> None:
-    text = "what to serve and how: a built-in profile or a .toml file (default: %(default)s)"
-    parser.add_argument("--profile", default="smollm2", metavar="P", help=text)
-
-
-def _add_set(parser: argparse.ArgumentParser) -> None:
-    text = "change a field of the profile, such as pool_blocks=400"
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    text = "write the metrics there as JSON; - is stdout, with nothing else on it (default: a summary on stdout)"
-    parser.add_argument("--json", metavar="FILE|-", help=text)
 
 
 def _port(text: str) -> int:
@@ -144,34 +115,6 @@ def _version() -> str:
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-def _run(args: argparse.Namespace) -> int:
-    from workbench.experiments import experiment
-
-    if args.experiment is None:
-        print(table(_experiments(), ("experiment", "what it shows")))
-        return HELD
-    if args.params:
-        print(table(_parameters(args.experiment), ("parameter", "takes", "default")))
-        return HELD
-    run = experiment(args.experiment)
-    params = _given_parameters(args.experiment, args.param)
-    profile = _profile(args.profile, args.set)
-    check_file(args.json)
-    check_folder(args.tables)
-    with stdout_kept_clean(), Bar() as bar:
-        result = run(profile, progress=bar, tables_dir=args.tables, **params)
-    write_json(args.json, result.to_dict())
-    if args.tables is not None:
-        with writing(args.tables):
-            result.save_tables(args.tables)
-    if args.json != STDOUT:
-        print(_summary(result))
-    for claim in result.claims:
-        if not claim.holds:
-            _say(f"claim failed: {claim.name}: {claim.value}, where {claim.bound}", FAILED)
-    return HELD if result.holds else FAILED
-
-
 def _report(args: argparse.Namespace) -> int:
     from workbench.report import make_report
 
@@ -180,7 +123,7 @@ def _report(args: argparse.Namespace) -> int:
         report = make_report(args.notebooks, args.profile, args.out, args.full)
     print(f"report: {report.index}")
     for failure in report.failures:
-        _say(failure, FAILED)
+        say(failure, FAILED)
     return HELD if report.ok else FAILED
 
 
@@ -188,7 +131,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     from workbench.calibrate import calibrate, render
     from workbench.costs import calibration_path
 
-    profile = _profile(args.profile, args.set)
+    profile = read_profile(args.profile, args.set)
     path = calibration_path(profile.name) if args.out is None else args.out
     check_file(args.json)
     check_folder(path.parent)
@@ -227,59 +170,11 @@ def _doctor(args: argparse.Namespace) -> int:
     from workbench.doctor import examine, healthy, render
 
     with stdout_kept_clean():
-        checks = examine(not args.no_engine, progress=lambda line: _say(line, HELD))
+        checks = examine(not args.no_engine, progress=lambda line: say(line, HELD))
     print(to_json([asdict(check) for check in checks]) if args.json else render(checks))
     if healthy(checks):
         return HELD
-    return _say(f"missing: {', '.join(c.name for c in checks if c.needed and not c.ok)}", REFUSED)
-
-
-# -- what goes in and what comes out ----------------------------------------------------------------------------------
-
-
-def _experiments() -> list[tuple[str, str]]:
-    from workbench.experiments import EXPERIMENTS
-
-    return [
-        (name, (import_module(module).__doc__ or "").strip().partition("\n")[0]) for name, module in EXPERIMENTS.items()
-    ]
-
-
-def _parameters(name: str) -> list[tuple[str, str, Any]]:
-    from workbench.experiments import parameters
-
-    return [(key, " or ".join(kinds_of(p)) or "no text", p.default) for key, p in parameters(name).items()]
-
-
-def _given_parameters(name: str, pairs: list[str]) -> dict[str, Any]:
-    from workbench.experiments import parameters
-
-    known, values = parameters(name), {}
-    for key, text in split_pairs(pairs, "-p").items():
-        if key not in known:
-            raise ValueRefused(f"experiment {name} has no parameter {key!r}: choose from {', '.join(known) or 'none'}")
-        values[key] = parse(f"parameter {key}", text, kinds_of(known[key]))
-    return values
-
-
-def _profile(name: str, pairs: list[str]) -> Profile:
-    from dataclasses import fields
-
-    from workbench.profiles import Profile, load_profile
-
-    kinds, values = {field.name: (field.type,) for field in fields(Profile)}, {}
-    for key, text in split_pairs(pairs, "--set").items():
-        if key not in kinds:
-            raise ValueRefused(f"a profile has no field {key!r}: choose from {', '.join(kinds)}")
-        values[key] = parse(f"profile field {key}", text, kinds[key])
-    return load_profile(name).with_(**values)
-
-
-def _summary(result: Result) -> str:
-    params = ", ".join(f"{key} {show(value)}" for key, value in result.params.items())
-    served = f"{result.experiment} on {result.profile}, {result.executor}, vLLM {result.vllm}, seed {result.seed}"
-    rows = [("yes" if claim.holds else "NO", claim.name, claim.value, claim.bound) for claim in result.claims]
-    return f"{served}\n{params}\n\n{table(rows, ('holds', 'claim', 'value', 'bound'))}"
+    return say(f"missing: {', '.join(c.name for c in checks if c.needed and not c.ok)}", REFUSED)
 
 
 if __name__ == "__main__":

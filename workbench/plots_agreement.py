@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from workbench.experiments import Result
 
+# As many numbers of sessions as can stand side by side on the axis.
+_MOST_TICKS = 20
 _POINT = ("executor", "n", "latency_p50_s", "latency_p99_s", "holds")
 _TOP, _BOTTOM = (1, 1), (2, 1)
 # Times and usage, each of shape (samples of the run,).
@@ -94,6 +96,15 @@ def _add_ends(figure: Figure, run: str, usage: _Usage, metrics: dict[str, Any]) 
         add_to_panel(figure, _TOP, at, _held(*usage, np.array(at)), name, marks, width=0, marks=True)
 
 
+def _apart(values: list[int], least: float) -> list[int]:
+    """Those of rising ``values`` that stand ``least`` apart on a log axis, from the first on."""
+    kept: list[int] = []
+    for value in values:
+        if not kept or np.log10(value / kept[-1]) >= least:
+            kept.append(value)
+    return kept
+
+
 def latency_against_n(
     points: list[dict[str, Any]], n_star: dict[str, int | None], target_s: float, *, label: Label
 ) -> Figure:
@@ -125,7 +136,8 @@ def latency_against_n(
     tested = sorted({point["n"] for point in points})
     if tested:
         ends = np.log10([tested[0] / 1.15, tested[-1] * 1.15])
-        figure.update_xaxes(type="log", tickvals=tested, ticktext=[str(n) for n in tested], range=ends.tolist())
+        named = _apart(tested, (ends[1] - ends[0]) / _MOST_TICKS)
+        figure.update_xaxes(type="log", tickvals=named, ticktext=[str(n) for n in named], range=ends.tolist())
         add_rule(
             figure, [tested[0] / 1.15, tested[-1] * 1.15], target_s, f"target for p99: {target_s:g} s", in_legend=True
         )

@@ -37,7 +37,8 @@ class Profile:
     its group. arrivals_per_s: sessions that come later, as a Poisson process; holding_s: how long a session stays on
     average, exponentially distributed, 0 for ever (workbench.workload plays both).
     On a simulated engine also eos_chance: the probability that an owed token ends the reply; step_noise: sigma of a
-    log-normal factor of mean 1 on the duration of each step; shared_prefix: tokens that open every session and are the
+    log-normal factor of mean 1 on the duration of each step; slowdown: how many times as long as its cost model says
+    each step takes, for an engine that does not reach a roofline; shared_prefix: tokens that open every session and are the
     same in all, kept once by prefix caching (unbounded sessions only).
     """
 
@@ -69,6 +70,7 @@ class Profile:
     holding_s: float = 0.0
     eos_chance: float = 0.0
     step_noise: float = 0.0
+    slowdown: float = 1.0
     shared_prefix: int = 0
 
     def __post_init__(self) -> None:
@@ -100,9 +102,11 @@ class Profile:
         for name, most in VARIANCE_MOST.items():
             if not 0 <= getattr(self, name) <= most:
                 raise ProfileError(f"profile {self.name}: {name} must be 0 to {most:g}, not {getattr(self, name)}")
+        if not 0.01 <= self.slowdown <= 1000:
+            raise ProfileError(f"profile {self.name}: slowdown must be 0.01 to 1000, not {self.slowdown}")
         if self.executor != "simulated":
-            for name in ("hardware", "calibration", "eos_chance", "step_noise", "shared_prefix"):
-                if getattr(self, name):
+            for name in ("hardware", "calibration", "eos_chance", "step_noise", "slowdown", "shared_prefix"):
+                if getattr(self, name) != Profile.__dataclass_fields__[name].default:
                     raise ProfileError(f"profile {self.name}: {name} is for simulated engines: use a sim: profile")
         if self.pool_tokens < self.max_model_len:
             raise ProfileError(

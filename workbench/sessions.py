@@ -29,6 +29,7 @@ from workbench.telemetry import Tables
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.admission import Gate
     from workbench.frontends import FrontEnd
 
 __all__ = ["SessionError", "SessionManager"]
@@ -42,7 +43,8 @@ class SessionManager:
 
     ``run`` names the run in the tables. ``engine`` replaces the one the profile asks for. ``progress`` is called with
     a line at each step of the engine's start. ``save_to``: a folder that gets the tables when the manager closes,
-    however it closes. All methods may be called from any thread; none waits for the engine, except start and close.
+    however it closes. ``gate``: the admission that ``offer`` asks. All methods may be called from any thread; none
+    waits for the engine, except start and close.
     Raises EngineError when the engine does not start.
     """
 
@@ -54,6 +56,7 @@ class SessionManager:
         engine: Engine | None = None,
         progress: Callable[[str], None] | None = None,
         save_to: Path | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.profile = profile
         self.tables = Tables(run)
@@ -62,7 +65,8 @@ class SessionManager:
         self._names = 0
         self._voices = count()
         self._draw = random.Random(profile.seed)
-        self.beat = Beat(profile, self.tables, self.engine, Forecaster(profile.frame_budget_s, profile.block_size))
+        forecaster = Forecaster(profile.frame_budget_s, profile.block_size)
+        self.beat = Beat(profile, self.tables, self.engine, forecaster, gate)
         self._drive = make_drive(self.engine, self.beat, self.tables, save_to, progress)
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -93,14 +97,64 @@ class SessionManager:
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
-    def add(self, clip: Clip | None, bound: KVBound | None = None, *, start_s: float = 0.0, loop: bool = True) -> str:
+    def add(
+        self,
+        clip: Clip | None,
+        bound: KVBound | None = None,
+        *,
+        start_s: float = 0.0,
+        loop: bool = True,
+        prompt: int = 0,
+    ) -> str:
         """Open a session that streams ``clip`` and return its name. ``bound`` None: unbounded, the stock scheduler.
 
         ``clip`` may be None where the front end takes no audio (``load``).
         ``start_s``: where in the clip it begins, so that sessions on one clip stream distinct audio. ``loop``: play
-        the clip again and again; otherwise the session ends with it. Raises BoundError, AudioError, FrontEndError,
+        the clip again and again; otherwise the session ends with it. ``prompt``: tokens that open the session, before
+        its first chunk and in one with it, such as a conversation so far. Raises BoundError, AudioError, FrontEndError,
         SessionError, EngineError; warns when the plateaus of the bounded sessions exceed the pool.
         """
+        open_session = self._opener(clip, bound, start_s, loop, prompt)
+
+        def add() -> str:
+            if len(self.beat.sessions) >= self.profile.max_sessions:
+                raise SessionError(
+                    f"{self.profile.max_sessions} sessions are open, the profile's max_sessions: close one"
+                )
+            return open_session()
+
+        name = self._drive.call(add)
+        self._warn_of_plateaus()
+        return name
+
+    def offer(self, clip: Clip | None, bound: KVBound | None = None, **how) -> str | None:
+        """As ``add`` where admission lets the session in; None where it is shed: the sessions table has the reason.
+
+        Without a gate, and within max_sessions, everybody is let in.
+        """
+        open_session = self._opener(clip, bound, **how)
+
+        def offer() -> str | None:
+            gate, open_now, most = self.beat.gate, len(self.beat.sessions), self.profile.max_sessions
+            reason = None if gate is None else gate.refusal(open_now)
+            if reason is None and open_now >= most:
+                reason = f"shed: {open_now} sessions open, the profile's max_sessions"
+                if gate is not None:
+                    gate.turned_away()
+            if reason is None:
+                return open_session()
+            self._check_alive()
+            self.beat.shed(self._new_name(), NO_CLIP if clip is None else clip.name, self.now(), reason)
+            return None
+
+        name = self._drive.call(offer)
+        self._warn_of_plateaus()
+        return name
+
+    def _opener(
+        self, clip: Clip | None, bound: KVBound | None, start_s: float = 0.0, loop: bool = True, prompt: int = 0
+    ) -> Callable[[], str]:
+        """Check what is asked for; what opens the session is called where the beat is kept."""
         from workbench.frontends import make_frontend
 
         self._drive.check_running()
@@ -118,7 +172,7 @@ class SessionManager:
         if front_end.hears and clip is None:
             raise SessionError(f"front end {profile.front_end} needs a clip: give one of workbench.audio")
         stream = AudioStream(clip, profile.frame_budget_s, loop=loop, start_s=start_s) if front_end.hears else None
-        header = [HEADER_TOKEN] * profile.shared_prefix
+        header = [HEADER_TOKEN] * (profile.shared_prefix + prompt)
 
         def frame_tokens(k: int) -> list[int]:
             tokens = front_end.encode(None if stream is None else stream.chunk(k), k)
@@ -126,14 +180,15 @@ class SessionManager:
 
         if bound is not None:
             profile.check_bound(bound, front_end.most_tokens)
+        most = profile.max_model_len - front_end.most_tokens
+        if bound is not None:
+            most = bound.sink_tokens(profile.block_size) + bound.window
+        if not 0 <= prompt <= most:
+            raise SessionError(f"a prompt must have 0 to {most} tokens, what a session keeps, not {prompt}")
 
         def open_session() -> str:
-            if self.beat.dead is not None:
-                raise EngineError(f"engine died: {self.beat.dead}: start a new manager")
-            if len(self.beat.sessions) >= profile.max_sessions:
-                raise SessionError(f"{profile.max_sessions} sessions are open, the profile's max_sessions: close one")
-            name = f"s{self._names}"
-            self._names += 1
+            self._check_alive()
+            name = self._new_name()
             self.front_ends = {n: f for n, f in self.front_ends.items() if n in self.beat.sessions}
             self.front_ends[name] = front_end
             self.beat.open(
@@ -148,9 +203,15 @@ class SessionManager:
             )
             return name
 
-        name = self._drive.call(open_session)
-        self._warn_of_plateaus()
-        return name
+        return open_session
+
+    def _check_alive(self) -> None:
+        if self.beat.dead is not None:
+            raise EngineError(f"engine died: {self.beat.dead}: start a new manager")
+
+    def _new_name(self) -> str:
+        self._names += 1
+        return f"s{self._names - 1}"
 
     def close_session(self, name: str) -> None:
         """End one session and give its blocks back. Raises SessionError on one that is not open."""

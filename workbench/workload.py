@@ -60,12 +60,15 @@ def voice(profile, call: int):
     return clip, random.Random(f"{profile.seed} voice {call}").random() * clip.seconds
 
 
-def caller(manager, bound=None) -> Callable[[int], str]:
-    """A function that opens a session with the voice of a call, bounded by ``bound``, and returns its name."""
+def caller(manager, bound=None, prompt: int = 0) -> Callable[[int], str]:
+    """A function that opens a session with the voice of a call, bounded by ``bound``, and returns its name.
+
+    ``prompt``: tokens that open each of them.
+    """
 
     def add(call: int) -> str:
         clip, start_s = voice(manager.profile, call)
-        return manager.add(clip, bound, start_s=start_s)
+        return manager.add(clip, bound, start_s=start_s, prompt=prompt)
 
     return add
 

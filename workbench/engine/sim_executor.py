@@ -34,16 +34,17 @@ class SimulatedExecutor(Executor):
     ``step_s(prefill_tokens, decoding, context_tokens, encoder_s, prefill_pairs)`` gives a step's seconds; ``step_load``,
     which reads all but encoder_s off a scheduler's output; ``audio_s_per_token``, the audio of one prefilled token;
     ``eos_chance``, the probability that an owed token is the end of the reply; ``step_noise``, the sigma of a log-normal
-    factor of mean 1 on each step; ``seed``.
+    factor of mean 1 on each step; ``slowdown``, a fixed factor on all; ``seed``.
     """
 
     def _init_executor(self) -> None:
         self.last_step_s = 0.0
         self.max_positions = self.model_config.hf_text_config.max_position_embeddings
 
-    def prepare(self, requests, costs, step_load, audio_s_per_token, eos_chance, step_noise, seed) -> None:
+    def prepare(self, requests, costs, step_load, audio_s_per_token, eos_chance, step_noise, slowdown, seed) -> None:
         self.requests, self.costs, self.step_load = requests, costs, step_load
         self.audio_s_per_token, self.eos_chance, self.step_noise = audio_s_per_token, eos_chance, step_noise
+        self.slowdown = slowdown
         # A stream for each source, so that switching one on does not change what the other draws.
         self._eos_draws, self._noise_draws = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
 
@@ -66,7 +67,7 @@ class SimulatedExecutor(Executor):
 
     def _seconds(self, scheduler_output) -> float:
         prefill, decoding, context, pairs = self.step_load(scheduler_output, self.requests)
-        seconds = self.costs.step_s(prefill, decoding, context, prefill * self.audio_s_per_token, pairs)
+        seconds = self.slowdown * self.costs.step_s(prefill, decoding, context, prefill * self.audio_s_per_token, pairs)
         if self.step_noise:
             sigma = self.step_noise
             seconds *= math.exp(sigma * self._noise_draws.standard_normal() - sigma * sigma / 2)

@@ -16,6 +16,7 @@ from workbench.bound import ENDED, EXTRA_ARGS_KEY, KVBound
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
 from workbench.engine.host import find_plugin, first_line
 from workbench.engine.sim_core import VOCABULARY, make_core
+from workbench.frontends import audio_s_per_frame
 
 
 class Clock:
@@ -73,14 +74,16 @@ class SimulatedEngine(Engine):
         except plugin.PluginError as error:
             raise EngineError(str(error)) from error
         profile = self.profile
-        self._front_end_s = self._costs.front_end_s * profile.frame_budget_s
+        heard_s = audio_s_per_frame(profile.front_end, profile.frame_budget_s)
+        self._front_end_s = self._costs.front_end_s * heard_s
         executor.prepare(
             requests=self._core.scheduler.requests,
             costs=self._costs,
             step_load=plugin.step_load,
-            audio_s_per_token=profile.frame_budget_s / profile.frame_tokens,
+            audio_s_per_token=heard_s / profile.frame_tokens if heard_s else 0.0,
             eos_chance=profile.eos_chance,
             step_noise=profile.step_noise,
+            slowdown=profile.slowdown,
             seed=profile.seed,
         )
         from vllm.v1.engine import FinishReason

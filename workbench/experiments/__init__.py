@@ -12,8 +12,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-# name -> module; each module has run(profile, *, progress=None, **params) -> Result and a one-line docstring.
-EXPERIMENTS = {name: f"workbench.experiments.{name}" for name in ("cliff", "saturation", "agreement")}
+# name -> module; each module has run(profile, *, progress=None, **params) -> Result and a one-line docstring. One that
+# is made of many runs takes ``runs`` (workbench.runs.Runs), one that has a long form takes ``full``. PROFILE, where a
+# module has it, is what it serves when nobody says.
+EXPERIMENTS = {
+    name: f"workbench.experiments.{name}"
+    for name in (
+        "cliff",
+        "saturation",
+        "agreement",
+        "metastability",
+        "admission",
+        "capacity",
+        "recycle",
+        "window",
+        "loops",
+    )
+}
+DEFAULT_PROFILE = "smollm2"
 Progress = Callable[[str, float | None], None]
 
 
@@ -77,7 +93,20 @@ def experiment(name: str) -> Callable[..., Result]:
 def parameters(name: str) -> dict[str, inspect.Parameter]:
     """The parameters that an experiment takes beside the profile, by name, with their defaults."""
     signature = inspect.signature(experiment(name))
-    return {key: p for key, p in signature.parameters.items() if key not in ("profile", "progress", "tables_dir")}
+    return {
+        key: p for key, p in signature.parameters.items() if key not in ("profile", "progress", "tables_dir", "runs")
+    }
+
+
+def takes_runs(name: str) -> bool:
+    """Whether an experiment is made of many runs, which ``runs`` computes and keeps."""
+    return "runs" in inspect.signature(experiment(name)).parameters
+
+
+def profile_of(name: str) -> str:
+    """The profile that an experiment serves when nobody names one."""
+    experiment(name)
+    return getattr(import_module(EXPERIMENTS[name]), "PROFILE", DEFAULT_PROFILE)
 
 
 def check_sessions_stay(profile) -> None:
@@ -91,6 +120,8 @@ def check_sessions_stay(profile) -> None:
 
 def params_of(profile, facts) -> dict[str, Any]:
     """What shaped a run on ``profile``, served by an engine of these ``facts``; variance only where there is some."""
+    from workbench.frontends import tokens_per_frame
+
     names = (
         "frame_budget_s",
         "wait_cap",
@@ -108,11 +139,17 @@ def params_of(profile, facts) -> dict[str, Any]:
     varied = ("hardware", "start_jitter", "arrivals_per_s", "holding_s", "eos_chance", "step_noise", "shared_prefix")
     return {
         **{name: getattr(profile, name) for name in names},
-        "tokens_in": profile.frame_tokens,
+        "tokens_in": tokens_per_frame(profile.front_end, profile.frame_budget_s),
         "threads": facts.threads,
         **{name: getattr(profile, name) for name in varied if getattr(profile, name)},
+        **({"slowdown": profile.slowdown} if profile.slowdown != 1 else {}),
         **({"costs": facts.costs} if facts.costs else {}),
     }
+
+
+def part(say: Progress, start: float, end: float) -> Progress:
+    """Progress of a part of a run, as progress of the whole."""
+    return lambda message, fraction: say(message, start + (end - start) * (fraction or 0.0))
 
 
 def joined(tables) -> dict[str, pd.DataFrame]:

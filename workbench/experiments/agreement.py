@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.costs import load_calibration
-from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, joined, params_of
+from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, joined, params_of, part
+from workbench.experiments._steady import BEGINS, FRAMES, Steady, check_target, largest, memory_ceiling, steady
 from workbench.profiles import Profile
 from workbench.sessions import SessionManager
 from workbench.simulation import ANY_MACHINE, simulated
-from workbench.telemetry import RETURNED, Tables
+from workbench.telemetry import Tables
 from workbench.workload import caller, play
 
 ERROR = 0.02
-N_STAR_FRAMES = 60  # frames of each session that N* is judged by
 AT_THE_WALL = 4  # frames to watch from the wall on
 GIVE_UP_FACTOR = 2.0
-BEGINS = 0.3  # of the first budget
 FARTHEST = 4  # sessions by which N* may be off before the search is given up
 MEASURED, SIMULATED = "measured", "simulated"
-
-
-@dataclass(frozen=True)
-class Steady:
-    """N bounded sessions on a fresh engine, from the plateau on. Latencies in seconds."""
-
-    executor: str
-    n: int
-    latency_p50_s: float
-    latency_p99_s: float
-    capped: int
-    empty: int
-    frames: int
-
-    def holds(self, target_s: float) -> bool:
-        """The condition of N*: nothing capped, nothing empty, p99 within the target."""
-        return self.capped == 0 and self.empty == 0 and self.latency_p99_s <= target_s
 
 
 def run(
@@ -49,7 +29,7 @@ def run(
     seed: int | None = None,
     n_star: bool = True,
     target: float = 0.3,
-    frames: int = N_STAR_FRAMES,
+    frames: int = FRAMES,
     step_noise: float | None = None,
     any_machine: bool = False,
 ) -> Result:
@@ -70,11 +50,11 @@ def run(
     twin = twin.with_(calibration=ANY_MACHINE if any_machine else "", step_noise=step_noise)
     arms = {}
     for name, served, share in ((SIMULATED, twin, (0.0, 0.05)), (MEASURED, profile, (0.05, 0.3 if n_star else 1.0))):
-        arms[name] = _to_the_wall(served, name, _part(say, *share), tables_dir)
+        arms[name] = _to_the_wall(served, name, part(say, *share), tables_dir)
     points: list[Steady] = []
     found: dict[str, int | None] = {SIMULATED: None, MEASURED: None}
     if n_star:
-        found, points = _find_both(profile, twin, target * profile.frame_budget_s, frames, _part(say, 0.3, 1.0))
+        found, points = _find_both(profile, twin, target * profile.frame_budget_s, frames, part(say, 0.3, 1.0))
     return _result(
         profile,
         arms,
@@ -86,15 +66,10 @@ def run(
 
 def _check(profile: Profile, target: float, frames: int) -> None:
     check_sessions_stay(profile)
-    if not 0 < target < profile.wait_cap:
-        raise ExperimentError(f"target must lie between 0 and the wait cap {profile.wait_cap:g} of B, not {target:g}")
+    check_target(profile, target)
     if frames < 1:
         raise ExperimentError(f"frames must be 1 or more, not {frames}")
     profile.check_bound(profile.bound)
-
-
-def _part(say: Progress, start: float, end: float) -> Progress:
-    return lambda message, part: say(message, start + (end - start) * part)
 
 
 def _check_alive(manager: SessionManager) -> None:
@@ -137,17 +112,15 @@ def _find_both(profile, twin, target_s, frames, say) -> tuple[dict[str, int | No
 
         def holds(n: int) -> bool:
             if n not in known:
-                points.append(_steady(served, n, frames, say))
+                points.append(steady(served, n, frames, say))
                 known[n] = points[-1].holds(target_s)
             return known[n]
 
         return holds
 
-    low, high, holds = 0, profile.max_sessions + 1, probe(twin)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return {SIMULATED: low, MEASURED: _step_from(low, probe(profile), profile.max_sessions)}, points
+    most = profile.max_sessions
+    there = largest(probe(twin), most, guess=memory_ceiling(twin, twin.bound))
+    return {SIMULATED: there, MEASURED: _step_from(there, probe(profile), most)}, points
 
 
 def _step_from(start: int, holds: Callable[[int], bool], most: int) -> int | None:
@@ -162,36 +135,6 @@ def _step_from(start: int, holds: Callable[[int], bool], most: int) -> int | Non
         if holds(n):
             return n
     return 0 if n == 1 else None
-
-
-def _steady(profile: Profile, n: int, frames: int, say: Progress) -> Steady:
-    bound, budget = profile.bound, profile.frame_budget_s
-    # From the frame on at which a session has reached its plateau.
-    first = math.ceil((bound.sink_tokens(profile.block_size) + bound.window + profile.block_size) / profile.growth)
-    served = profile.with_(sessions=n)
-    run = f"N = {n}, {SIMULATED if profile.executor == 'simulated' else MEASURED}"
-    with SessionManager(served, run, progress=lambda m: say(f"{run}: {m}", 0.0)) as manager:
-        manager.wait_until(BEGINS * budget)
-        add = caller(manager, bound)
-        for call in range(n):
-            add(call)
-        # One budget more, so that the last frame has returned.
-        until = (first + frames + 3) * budget
-        while manager.now() < until and manager.beat.dead is None:
-            manager.wait_for(seconds=min(budget, until - manager.now()))
-            say(f"{run}: {manager.status()}", min(1.0, manager.now() / until))
-    _check_alive(manager)
-    table = manager.frames()
-    table = table[table["status"].isin(RETURNED) & table["frame"].between(first, first + frames - 1)]
-    return Steady(
-        executor=manager.engine.facts.executor,
-        n=n,
-        latency_p50_s=float(table["latency_s"].median()),
-        latency_p99_s=float(table["latency_s"].quantile(0.99)),
-        capped=int(table["capped"].sum()),
-        empty=int(table["empty"].sum()),
-        frames=len(table),
-    )
 
 
 # -- what comes of it --------------------------------------------------------------------------------------------------

@@ -170,7 +170,8 @@ def _result(profile: Profile, arms: dict[str, Arm], bounded_frames: int) -> Resu
     )
 
 
-def _counts(frames) -> dict:
+def counts(frames) -> dict:
+    """Of the frames that returned: how many were missed, capped, empty; their tokens; the longest content lag."""
     returned = frames[frames["status"].isin(RETURNED)]
     return {
         "deadline_misses": int(returned["missed"].sum()),
@@ -185,7 +186,7 @@ def _counts(frames) -> dict:
 def _unbounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
     tables, beat = arm.manager.tables, arm.manager.beat
     frames, pool = tables.frames(), tables.pool()
-    counts = _counts(frames)
+    counted = counts(frames)
     made = prediction(pool, tables.sessions(), profile.frame_budget_s, profile.block_size)
     predicted, cut_s = (None, None) if made is None else (made.forecast.t_full_s, made.at_s)
     full, wall = beat.first_refused_at_s, beat.wall_at_s
@@ -195,12 +196,12 @@ def _unbounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
         "predicted_at_s": cut_s,
         "t_full_measured_s": full,
         "t_wall_s": wall,
-        **counts,
+        **counted,
         "peak_usage": float((pool["blocks_used"] / pool["blocks_total"]).max()),
     }
     claims = [Claim("the unbounded arm walls", arm.walled, wall, "a wall by definition")]
     if arm.walled:
-        claims += _wall_claims(frames, wall)
+        claims += wall_claims(frames, wall)
     claims.append(
         Claim(
             f"the prediction was written while usage was <= {PREDICT_BELOW_USAGE} and its replay agrees",
@@ -216,7 +217,8 @@ def _unbounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
     return metrics, claims
 
 
-def _wall_claims(frames, wall: float) -> list[Claim]:
+def wall_claims(frames, wall: float) -> list[Claim]:
+    """What has to hold of a frames table from ``wall`` on, in seconds since the run began."""
     # Frames that fell due from the wall on and have returned: each is expected capped, with nothing in it.
     after = frames[(frames["due_at_s"] > wall) & frames["status"].isin(RETURNED)]
     delivered = int(after["tokens_delivered"].sum() + after["tokens_late"].sum())
@@ -247,7 +249,7 @@ def _wall_claims(frames, wall: float) -> list[Claim]:
 def _bounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
     tables = arm.manager.tables
     frames, pool = tables.frames(), tables.pool()
-    counts = _counts(frames)
+    counted = counts(frames)
     returned = frames[frames["status"].isin(RETURNED)]
     answered = (returned["tokens_delivered"] == returned["tokens_owed"]) | returned["eos"]
     served = returned[returned["status"] == "on_time"]
@@ -266,7 +268,7 @@ def _bounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
         "ingested_over_pool": ingested,
         "plateau_usage": measured / profile.pool_blocks,
         "plateau_predicted_usage": expected / profile.pool_blocks,
-        **counts,
+        **counted,
         "latency_age_ratio": ratio,
     }
     claims = [
@@ -275,7 +277,7 @@ def _bounded(profile: Profile, arm: Arm) -> tuple[dict, list[Claim]]:
             "at least twice the pool was ingested", ingested >= INGESTED_OVER_POOL, ingested, f">= {INGESTED_OVER_POOL}"
         ),
         Claim("owed = delivered", share >= GOOD_SHARE, share, f">= {GOOD_SHARE} of frames"),
-        Claim("no frame is capped", counts["capped_frames"] == 0, counts["capped_frames"], "0"),
+        Claim("no frame is capped", counted["capped_frames"] == 0, counted["capped_frames"], "0"),
         Claim(
             "the plateau is that of the arithmetic",
             abs(measured - expected) <= profile.sessions,

@@ -20,7 +20,8 @@ class FrontEnd(Protocol):
 
     `meaningful` is False for a load generator: its words mean nothing, and whatever shows them says so.
     `hears` is False for one that takes no audio: it is given None for samples. `stop_token_ids` end a reply
-    early (EOS); () for none. `most_tokens`: the most that one frame of this session has.
+    early (EOS); () for none. `most_tokens`: the most that one frame of this session has. Where a class has `of_audio`
+    False, its tokens stand for no audio, and a simulated engine takes no time to encode any.
     """
 
     name: str
@@ -45,16 +46,27 @@ def _front_ends() -> dict[str, type]:
     return {front_end.name: front_end for front_end in (Codec2FrontEnd, TextFrontEnd)}
 
 
+# What is said after the colon to those that make their tokens up.
+ARGUMENTS = {"load": "COUNT", "scratchpad": "SHORTEST-LONGEST", "video": "COUNT"}
+
+
+def _made_up(kind: str) -> type:
+    from workbench.frontends.load import LoadFrontEnd
+    from workbench.frontends.scratchpad import ScratchpadFrontEnd
+    from workbench.frontends.video import VideoFrontEnd
+
+    return {each.name: each for each in (LoadFrontEnd, ScratchpadFrontEnd, VideoFrontEnd)}[kind]
+
+
 def _find(name: str) -> tuple[type, dict[str, str]]:
     """The front end's class, and what `name` says to it after a colon."""
     kind, colon, argument = name.partition(":")
-    if colon and kind == "load":
-        from workbench.frontends.load import LoadFrontEnd
-
-        return LoadFrontEnd, {"argument": argument}
+    if colon and kind in ARGUMENTS:
+        return _made_up(kind), {"argument": argument}
     front_ends = _front_ends()
     if name not in front_ends:
-        raise FrontEndError(f"no front end {name!r}; there are {', '.join(front_ends)}, load:COUNT")
+        known = (*front_ends, *(f"{kind}:{words}" for kind, words in ARGUMENTS.items()))
+        raise FrontEndError(f"no front end {name!r}; there are {', '.join(known)}")
     return front_ends[name], {}
 
 
@@ -93,3 +105,9 @@ def tokens_per_frame(name: str, frame_budget_s: float) -> int | None:
     """Tokens of every frame where the front end fixes their number, else None. FrontEndError as make_frontend."""
     front_end, said = _find(name)
     return front_end.tokens_per_frame(frame_budget_s, **said)
+
+
+def audio_s_per_frame(name: str, frame_budget_s: float) -> float:
+    """Seconds of audio that a frame's tokens stand for: B, or 0 where they stand for none. FrontEndError."""
+    front_end, _ = _find(name)
+    return frame_budget_s if getattr(front_end, "of_audio", True) else 0.0
