@@ -15,6 +15,7 @@ from workbench.experiments._capacity import (
     burst_frames,
     burst_room,
     cycle,
+    find_slowdown,
     is_prompted,
     most_plateaus,
     roomy,
@@ -152,3 +153,10 @@ def test_bad_input_is_refused_before_anything_runs(monkeypatch, options, error, 
 def test_a_real_engine_is_refused_with_what_measures_it():
     with pytest.raises(ExperimentError, match="agreement"):
         run(load_profile("smollm2"), models="none")
+
+
+def test_sessions_that_fit_no_pool_bear_no_slowdown(monkeypatch):
+    monkeypatch.setattr("workbench.sessions.make_engine", lambda profile: pytest.fail("an engine was made"))
+    profile = load_profile("sim:minicpm-o-4.5@rtx-pro-6000", pool_blocks=400, max_model_len=3200, max_sessions=64)
+    for n, seconds in ((most_plateaus(profile) + 1, None), (burst_room(profile, 20.0) + 1, 20.0)):
+        assert find_slowdown(profile, n, 0.3, seconds) == {"n": n, "slowdown": None, "latency_p99_s": None}

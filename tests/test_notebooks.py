@@ -19,22 +19,18 @@ sessions = 12
 max_sessions = 60
 phase_groups = 4
 """
-# An engine that latency limits at some tens of sessions.
+# An engine that latency limits, at 129 bounded sessions, and a pool that fewer unbounded ones fill.
 SLOW = """
 base = "sim:qwen2.5-omni@rtx-pro-6000"
 name = "sim:slow"
-pool_blocks = 2400
-max_model_len = 30000
-window = 128
-sessions = 12
-max_sessions = 200
-slowdown = 6.0
+pool_blocks = 20000
+slowdown = 4.0
 """
 NOTEBOOKS = {
     "03": (FEW, {}),
-    "04": (SLOW, {"paper": False}),
+    "04": (SLOW, {"paper": False, "duration": 400.0}),
     "05": (FEW, {"models": "none"}),
-    "06": (SLOW, {"beyond_voice": False, "windows": "64,128"}),
+    "06": (FEW.replace("400", "2400"), {"beyond_voice": False, "windows": "64,128"}),
 }
 
 

@@ -10,7 +10,8 @@ from tests.engine.driver import Driver
 from workbench.bound import KVBound
 from workbench.engine.recycling import Recycling, RecyclingEngine
 from workbench.engine.vllm import VllmEngine
-from workbench.experiments import experiment
+from workbench.experiments._recycle import recycling, serve
+from workbench.experiments.recycle import RECYCLED
 from workbench.profiles import load_profile
 
 BOUND, SLACK, CHUNK, OWED = KVBound(64, 4), 20, 20, 3
@@ -64,13 +65,11 @@ def test_a_recycled_session_goes_on_from_what_was_kept_and_says_what_a_fresh_one
     assert seen.free_blocks == seen.blocks_total
 
 
-def test_the_experiment_counts_the_same_on_a_real_engine(profile):
-    # Long frames of a small model: a machine that is busy elsewhere keeps up as well.
-    result = experiment("recycle")(profile.with_(frame_budget_s=2.0), sessions=2, slacks="0.5", frames=2)
-    (point,) = result.metrics["points"]
-    assert result.executor == point["executor"] == "vllm-cpu"
-    for policy in ("unbounded", "bounded", "recycled"):
-        count = point["prefill_tokens"][policy]
-        assert count["measured"] == count["predicted"] > 0, policy
-    assert not point["recycled"]["walled"] and point["factor"] > 0
-    assert set(result.frames["run"]) == {"unbounded", "bounded", "recycled"}
+def test_a_recycled_run_on_the_beat_prefills_what_the_arithmetic_says_and_is_timed(profile):
+    slow = profile.with_(sessions=2, frame_budget_s=1.0)
+    each, frames = recycling(slow, SLACK), 8
+    served = serve(slow, RECYCLED, frames, lambda message, fraction: None, SLACK)
+    assert served.manager.engine.facts.executor == "vllm-cpu"
+    assert served.prefill_tokens == slow.sessions * each.prefill(frames)
+    assert any(each.recycles(k) for k in range(frames)) and not served.walled
+    assert all(step.ended_s > step.began_s and step.compute_s > 0 for step in served.steps)

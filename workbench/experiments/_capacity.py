@@ -91,8 +91,12 @@ def find_burst(profile: Profile, target: float, seconds: float, within: float) -
 def find_slowdown(profile: Profile, n: int, target: float, seconds: float | None) -> dict[str, Any]:
     """The largest slowdown that ``n`` sessions bear: bounded ones on their plateau, or a burst of ``seconds``.
 
-    A what-if, no measurement of an engine. None where they bear none at all or any. ``latency_p99_s``: without any.
+    A what-if, no measurement of an engine. None where they bear none at all or any, or do not fit the pool however fast
+    the engine is. ``latency_p99_s``: without any.
     """
+    if n > (most_plateaus(profile) if seconds is None else burst_room(profile, seconds)):
+        return {"n": n, "slowdown": None, "latency_p99_s": None}
+    profile = profile.with_(max_sessions=max(profile.max_sessions, n))
     target_s = target * profile.frame_budget_s
     p99: dict[float, float] = {}
 

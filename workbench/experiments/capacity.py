@@ -54,7 +54,7 @@ def run(
     hardware: str | None = None,
     windows: str | None = None,
     slowdowns: str | None = None,
-    what_if: str = "209,400",
+    what_if: str = "209",
     target: float = 0.3,
     frames: int = FRAMES,
     seconds: float = 90.0,
