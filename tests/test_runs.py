@@ -204,7 +204,8 @@ def test_nothing_is_left_but_whole_files(tmp_path):
 
 def test_processes_that_write_one_folder_at_once_leave_whole_results(tmp_path):
     folder = tmp_path / "kept"
-    line = f"from tests.test_runs import *; Runs(Path({str(folder)!r}), workers=1, fresh=True).map(draw, SEEDS * 50, quiet)"
+    runs = f"Runs(Path({str(folder)!r}), workers=1, fresh=True)"
+    line = f"from tests.test_runs import *; {runs}.map(draw, SEEDS * 50, quiet)"
     both = [subprocess.Popen([sys.executable, "-c", line], cwd=ROOT) for _ in range(2)]
     assert [each.wait(120) for each in both] == [0, 0]
     assert len({path.name for path in kept(folder)}) == 3

@@ -29,8 +29,10 @@ from workbench.experiments import Claim, ExperimentError, Result
 PROFILE = "sim:moshi@rtx-pro-6000"
 
 
-def run(profile, *, progress=None, tables_dir=None, runs=None, rate: float = 1.0, text: str = "", seed: int | None = None,
-        full: bool = False) -> Result:
+def run(
+    profile, *, progress=None, tables_dir=None, runs=None, rate: float = 1.0, text: str = "", seed: int | None = None,
+    full: bool = False,
+) -> Result:
     calls = Path(__file__).parent / "calls"
     calls.mkdir(exist_ok=True)
     (calls / f"{rate} {text} {seed} {profile.window} {full} {runs.workers}").touch()

@@ -13,7 +13,8 @@ COLUMNS = {
     "missed empty tokens_in tokens_owed tokens_delivered tokens_late backlog content_lag_s age_tokens "
     "resident_tokens window sinks",
     "pool": "run at_s blocks_used blocks_total running waiting parked preemptions sessions resident_tokens "
-    "grown_frames grown_tokens grown_squares admission_cap host_rss_bytes t_full_predicted_s t_full_low_s t_full_high_s",
+    "grown_frames grown_tokens grown_squares admission_cap host_rss_bytes "
+    "t_full_predicted_s t_full_low_s t_full_high_s",
 }
 
 

@@ -32,8 +32,8 @@ MOST_SEEDS = 10_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", metavar="EXPERIMENT", help="its name")
     text = (
-        "values of a parameter of EXPERIMENT, or else of a field of the profile; several --grid are combined, each value "
-        "with each; where values hold commas, put ; between them: 'windows=512,1024;2048'"
+        "values of a parameter of EXPERIMENT, or else of a field of the profile; several --grid are combined, each "
+        "value with each; where values hold commas, put ; between them: 'windows=512,1024;2048'"
     )
     parser.add_argument("--grid", action="append", default=[], metavar="KEY=V1,V2", help=text)
     parser.add_argument("--seeds", metavar="0-4|0,3,7", help="seeds to run each point of the grid with")

@@ -172,8 +172,8 @@ def faded(colour: str) -> str:
 def finish(
     figure: Figure, title: str, x: str | None, y: str | None, label: Label, height: int = HEIGHT, headroom: int = 0
 ) -> Figure:
-    """``x``, ``y``: titles of all axes; None where the figure has them already. In pixels: ``height``, with a caption of
-    two lines, and ``headroom`` between the plot and the legend."""
+    """``x``, ``y``: titles of all axes; None where the figure has them already. In pixels: ``height``, with a caption
+    of two lines, and ``headroom`` between the plot and the legend."""
     paper = {"xref": "paper", "yref": "paper", "showarrow": False}
     caption = {"x": 0, "y": 0, "xanchor": "left", "yanchor": "top", "yshift": -56, "align": "left"}
     figure.add_annotation(text=label.text, name="caption", font={"size": 11, "color": GREY}, **paper, **caption)

@@ -31,7 +31,7 @@ def check_ray(address: str) -> None:
 
 
 class OnRay:
-    """The cluster at ``address``, at most ``count`` points at a time. A program that has joined one already uses that."""
+    """The cluster at ``address``, at most ``count`` points at a time. One that was joined before is used."""
 
     def __init__(self, address: str, count: int | None) -> None:
         self.address, self.count = address, count

@@ -74,7 +74,7 @@ class Bar:
 
 
 def ends_at(began: float, now: float, done: float) -> float | None:
-    """When what began and is ``done`` (0 to 1) will be at its end if it goes on like this; None when nothing is known."""
+    """When what began and is ``done`` (0 to 1) will end if it goes on like this; None when nothing is known."""
     return None if done <= 0 else now + (now - began) * (1 - done) / done
 
 

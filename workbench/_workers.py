@@ -150,5 +150,5 @@ def _give(line, function, numbered) -> int:
 
 def _died() -> WorkerError:
     return WorkerError(
-        "a worker process died, perhaps for want of memory: try fewer workers; what was finished and kept is found again"
+        "a worker process died, perhaps for want of memory: try fewer workers; what was kept is found again"
     )

@@ -63,7 +63,7 @@ def _profile(groups: int, frames: int, seed: int) -> Profile:
         tokens_owed=OWED,
         front_end=f"load:{TOKENS_IN}",
         phase_groups=groups,
-        # As simulated profiles have it. With no more seats than sessions the stock scan would stop before the parked ones.
+        # As simulated profiles have it. With no more seats than sessions the stock scan would stop before the parked.
         max_sessions=MAX_SESSIONS,
         max_batched_tokens=8192,
         seed=seed,

@@ -72,7 +72,7 @@ def twin_pools(pool: pd.DataFrame, metrics: dict[str, Any], *, label: Label) -> 
 
 
 def parted(pool: pd.DataFrame) -> tuple[float, float, float]:
-    """How far the runs part: the largest difference as a part of the pool, when, and for how many seconds there is one."""
+    """How far the runs part: the largest difference as a part of the pool, when, and for how many seconds one lasts."""
     at, difference = _difference(_usage(pool))
     apart = np.abs(difference)
     most = int(np.argmax(apart))

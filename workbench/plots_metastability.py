@@ -49,9 +49,10 @@ def label_of_runs(result: Result) -> Label:
     """The caption of every figure of ``result``: executor, profile, seed, sessions, pool and strengths."""
     params = result.params
     strengths = ", ".join(f"{key} {value:g}" for key, value in params["strengths"].items())
+    frame = f"{params['tokens_in']} tokens in and {params['tokens_owed']} owed per frame"
     lines = (
         f"{result.executor} · profile {result.profile} · seed {result.seed} · a fresh engine for each run",
-        f"B = {params['frame_budget_s']:g} s · {params['tokens_in']} tokens in and {params['tokens_owed']} owed per frame",
+        f"B = {params['frame_budget_s']:g} s · {frame}",
         f"pool of {params['pool_blocks']} blocks of {params['block_size']} tokens · bound W = {params['window']}, "
         + f"S = {params['sinks']} tokens",
         f"strengths: {strengths}",
@@ -192,7 +193,7 @@ def walls_apart(metrics: Metrics, *, label: Label) -> Figure:
 
 
 def growth_decides(metrics: Metrics, *, label: Label) -> Figure:
-    """t_full of every run with a fixed N against the growth that it had, on Eq. 1's line for each N; the paper's 300 s."""
+    """t_full of every run with a fixed N against its growth, on Eq. 1's line for each N; the paper's 300 s."""
     figure = _new()
     runs = [r for r in _unbounded(metrics) if r["variance"] not in ("churn", "all") and r["full_at_s"] is not None]
     if not runs:

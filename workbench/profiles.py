@@ -38,8 +38,8 @@ class Profile:
     average, exponentially distributed, 0 for ever (workbench.workload plays both).
     On a simulated engine also eos_chance: the probability that an owed token ends the reply; step_noise: sigma of a
     log-normal factor of mean 1 on the duration of each step; slowdown: how many times as long as its cost model says
-    each step takes, for an engine that does not reach a roofline; shared_prefix: tokens that open every session and are the
-    same in all, kept once by prefix caching (unbounded sessions only).
+    each step takes, for an engine that does not reach a roofline; shared_prefix: tokens that open every session and are
+    the same in all, kept once by prefix caching (unbounded sessions only).
     """
 
     name: str

@@ -4,8 +4,8 @@
     results = runs.map(work, [{"profile": profile, "seed": seed} for seed in range(20)], say)
 
 A point is what one call of a function gets, as a dict. What it returns is kept as JSON under a name made of the
-function and the point, in a folder of this version of the source: another version of the code computes it again. Folders
-of other versions go when nobody has used them for some weeks.
+function and the point, in a folder of this version of the source: another version of the code computes it again.
+Folders of other versions go when nobody has used them for some weeks.
 """
 
 from __future__ import annotations

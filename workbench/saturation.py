@@ -5,8 +5,8 @@ each frame that a session takes up adds one growth, and what it holds is rounded
 over frames instead of seconds: the scheduler counts by how many tokens each session grew from one frame to the next,
 and g and s are the mean and the standard deviation of these counts. What a session holds beside its frames, such as a
 header, is the mean of resident tokens - g x frames (rho0 of Eq. 1). The schedule of the open sessions is then counted
-on, frame by frame in whole blocks, to the first frame that needs a block more than the pool has: that one is refused, at
-t_full. Sessions are taken to stay: one that comes or goes changes the forecast from then on.
+on, frame by frame in whole blocks, to the first frame that needs a block more than the pool has: that one is refused,
+at t_full. Sessions are taken to stay: one that comes or goes changes the forecast from then on.
 
 The interval is that of g over the frames still to come, of which there are M after n seen (normal approximation, 95 %):
 the mean growth of the M lies within 1.96 s sqrt(1 / M + 1 / n) of the g that was seen.

@@ -10,8 +10,8 @@ from workbench.saturation import Z_95
 def wilson(hits: int, trials: int, z: float = Z_95) -> tuple[float, float]:
     """The Wilson score interval (low, high) of a probability, ``hits`` of ``trials`` independent trials being true.
 
-    (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), with p = hits / n and n = trials. Source: E. B.
-    Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927). ``z``: 1.96 for 95 %.
+    (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), with p = hits / n and n = trials. Source:
+    E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927). ``z``: 1.96 for 95 %.
     Unlike p -+ z sqrt(p (1 - p) / n) it is of use at 0 and n hits too. ValueError for hits that are no part of trials.
     """
     if not 0 <= hits <= trials or trials == 0:

@@ -82,8 +82,8 @@ def play(
 ) -> None:
     """Let the events of the manager's profile happen until ``until_s``, or until ``stop()`` holds.
 
-    ``add(call)`` opens a session for a call and returns its name, None when it was shed. ``stop`` is looked at with each
-    sample of the pool, ``tell`` hears the time after each event and each frame budget.
+    ``add(call)`` opens a session for a call and returns its name, None when it was shed. ``stop`` is looked at with
+    each sample of the pool, ``tell`` hears the time after each event and each frame budget.
     """
     coming = events(manager.profile)
     names: dict[int, str | None] = {}

@@ -77,7 +77,7 @@ class VirtualTime(Drive):
         self.wait_for(None, at_s - self.now())
 
     def _next_instant(self, limit_s: float) -> bool:
-        """Go on to the next instant, ``limit_s`` at the latest, and do what falls on it; whether the pool was sampled."""
+        """Go on to the next instant, ``limit_s`` at the latest, and do what is due; whether the pool was sampled."""
         sample_at = self._samples * self.sample_period_s
         # A step that runs holds the sample back, as a busy engine does; its end is an instant by itself.
         due = math.inf if self.engine.busy else sample_at

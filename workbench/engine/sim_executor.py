@@ -1,4 +1,4 @@
-"""The executor of a simulated engine: no weights, a token for whoever is owed one, and the seconds that a step takes."""
+"""The executor of a simulated engine: no weights, a token for whoever is owed one, the seconds that a step takes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class SimulatedExecutor(Executor):
     """Runs what the scheduler schedules in no real time. ``last_step_s`` is the virtual duration of the last step.
 
     Set before the first step: ``requests``, the scheduler's own dict of requests; ``costs``, whose
-    ``step_s(prefill_tokens, decoding, context_tokens, encoder_s, prefill_pairs)`` gives a step's seconds; ``step_load``,
-    which reads all but encoder_s off a scheduler's output; ``audio_s_per_token``, the audio of one prefilled token;
-    ``eos_chance``, the probability that an owed token is the end of the reply; ``step_noise``, the sigma of a log-normal
-    factor of mean 1 on each step; ``slowdown``, a fixed factor on all; ``seed``.
+    ``step_s(prefill_tokens, decoding, context_tokens, encoder_s, prefill_pairs)`` gives a step's seconds;
+    ``step_load``, which reads all but encoder_s off a scheduler's output; ``audio_s_per_token``, the audio of one prefilled token;
+    ``eos_chance``, the probability that an owed token is the end of the reply; ``step_noise``, the sigma of a
+    log-normal factor of mean 1 on each step; ``slowdown``, a fixed factor on all; ``seed``.
     """
 
     def _init_executor(self) -> None:

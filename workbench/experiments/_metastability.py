@@ -1,4 +1,4 @@
-"""One run of the metastability experiment: where its variance comes from, what Eq. 1 says of it, and what it came to."""
+"""One run of the metastability experiment: where its variance comes from, what Eq. 1 says, and what it came to."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Strengths:
 def vary(profile: Profile, source: str, strengths: Strengths) -> Profile:
     """``profile`` with one source of variance on, or all of them; its seed decides what is drawn.
 
-    ``churn``: N sessions at the start, Poisson arrivals at N / holding time and exponential stays, so that N are open on
-    average. ``replies``: one eos_chance for all sessions of the run. With ``all`` it takes the place of ``eos``.
+    ``churn``: N sessions at the start, Poisson arrivals at N / holding time and exponential stays, so that N are open
+    on average. ``replies``: one eos_chance for all sessions of the run. With ``all`` it takes the place of ``eos``.
     """
     changes: dict[str, float] = {}
     if source in (JITTER, ALL):
@@ -171,7 +171,7 @@ def serve(
 
 
 def one_run(profile: Profile, policy: str, variance: str, until_s: float, ingest: int = 0) -> dict[str, Any]:
-    """What ``serve`` came to, as JSON can say it: a point of workbench.runs. ``variance`` names what ``profile`` has."""
+    """What ``serve`` came to, as JSON says it: a point of workbench.runs. ``variance`` names what ``profile`` has."""
     return {"variance": variance, **account(serve(profile, policy, until_s, ingest))}
 
 

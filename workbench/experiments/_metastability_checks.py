@@ -46,6 +46,14 @@ def names(text: str) -> list[str]:
     return [source for source in SOURCES if source in words]
 
 
+def check_simulated(profile: Profile) -> None:
+    """Refuse a real engine. Raises ExperimentError."""
+    if profile.executor != "simulated":
+        raise ExperimentError(
+            f"metastability takes hundreds of runs and needs a simulated profile, not {profile.name}: give a sim: one"
+        )
+
+
 def check(
     profile: Profile,
     sessions: Sequence[int],
@@ -59,10 +67,6 @@ def check(
 
     ``longest``: seconds of the longest duration, by N. Raises ExperimentError, BoundError, ProfileError.
     """
-    if profile.executor != "simulated":
-        raise ExperimentError(
-            f"metastability takes hundreds of runs and needs a simulated profile, not {profile.name}: give a sim: one"
-        )
     for name in OWN_VARIANCE:
         if getattr(profile, name):
             raise ExperimentError(f"{name} would add to every source of variance of the experiment: set it to 0")

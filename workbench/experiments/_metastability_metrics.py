@@ -239,7 +239,7 @@ def _stair_claims(profile: Profile, plain: list[dict], counted: list[dict]) -> l
 
 
 def _put_off_s(profile: Profile, row: dict) -> float:
-    """By how much preemptions may put off a wall: what one of N equal sessions held, the others fill in t_full / (N - 1)."""
+    """By how much preemptions may put off a wall: what one of N sessions held, the others fill in t_full / (N - 1)."""
     return row["preemptions"] * eq1_s(profile.with_(sessions=row["n"])) / max(1, row["n"] - 1)
 
 

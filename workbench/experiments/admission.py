@@ -84,7 +84,8 @@ def run(
     by default enough to fill that many; ``holding``: how long a caller stays on average, ``duration``: of each arm, and
     ``horizon``: for which "headroom" keeps the pool from filling, by default twice ``holding``; all in seconds.
     ``frames``: of each session, to judge a fixed N by. ``paper`` adds the paper's own run. ``full`` takes three times
-    the duration and finds the true N* exactly, otherwise to WITHIN. Two minutes by default, five in full, on two cores. Raises ExperimentError, EngineError.
+    the duration and finds the true N* exactly, otherwise to WITHIN. Three minutes by default, ten in full.
+    Raises ExperimentError, EngineError.
     """
     say = progress or (lambda message, fraction: None)
     if seed is not None:

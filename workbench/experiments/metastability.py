@@ -25,7 +25,7 @@ from workbench.experiments._metastability import (
     stair_s,
     vary,
 )
-from workbench.experiments._metastability_checks import LONGEST, check, names, numbers
+from workbench.experiments._metastability_checks import LONGEST, check, check_simulated, names, numbers
 from workbench.experiments._metastability_metrics import (
     PAPER_BATCHES,
     PAPER_DURATION_S,
@@ -88,12 +88,12 @@ def run(
 ) -> Result:
     """Many runs, a fresh engine and a seed of its own each, until the wall or past the longest duration.
 
-    ``n``, ``duration_s`` (seconds) and ``parts`` (of Eq. 1's time for each N) are numbers separated by commas: a cell is
-    an N, a source and a duration. Cells that differ in the duration alone are read off the same runs: a run has
+    ``n``, ``duration_s`` (seconds) and ``parts`` (of Eq. 1's time for each N) are numbers separated by commas: a cell
+    is an N, a source and a duration. Cells that differ in the duration alone are read off the same runs: a run has
     walled within a duration if its wall began by then. ``sources``: "none", "start_jitter", "eos" (each token for
     itself), "step_noise", "churn", "replies" (how much is answered, drawn once for a run), "all".
-    ``runs_per_cell``: unbounded runs of each N and source, by default 3, in the full form 20. ``bounded_runs``: 2 or 200
-    in all, over N and sources in turn, until each has ingested twice the pool. The strengths: see
+    ``runs_per_cell``: unbounded runs of each N and source, by default 3, in the full form 20. ``bounded_runs``: 2 or
+    200 in all, over N and sources in turn, until each has ingested twice the pool. The strengths: see
     workbench.experiments._metastability.Strengths; ``silence`` is the largest eos_chance that ``replies`` draws.
     The quick form serves the largest N with every source and the others with "none"; of sources that average out it
     makes two runs. The full form serves each N with every source: 480 runs of 20,000 to 50,000 session-frames, half an
@@ -101,6 +101,7 @@ def run(
     Raises ExperimentError, BoundError, ProfileError, EngineError.
     """
     say = progress or (lambda message, fraction: None)
+    check_simulated(profile)
     changes = {"window": window, "seed": seed}
     profile = profile.with_(**{key: value for key, value in changes.items() if value is not None})
     strengths = Strengths(start_jitter, eos_chance, step_noise, holding, silence)
