@@ -109,6 +109,23 @@ def profile_of(name: str) -> str:
     return getattr(import_module(EXPERIMENTS[name]), "PROFILE", DEFAULT_PROFILE)
 
 
+def listed(name: str, text: str, kind: type = str, of: str = "names", none: bool = False) -> list:
+    """The values of a parameter that is a text, each of them once: "96,128" with ``kind`` int is [96, 128].
+
+    ``of``: what they are, in words. ``none``: "none" and "" stand for no value, and are refused otherwise. Raises
+    ExperimentError.
+    """
+    if none and text.strip() in ("", "none"):
+        return []
+    try:
+        values = [kind(word.strip()) for word in text.split(",")]
+    except ValueError:
+        raise ExperimentError(f"{name} must be {of} separated by commas, not {text!r}") from None
+    if len(set(values)) < len(values):
+        raise ExperimentError(f"{name} names one twice: {text}")
+    return values
+
+
 def check_sessions_stay(profile) -> None:
     """Refuse arrivals and departures where an experiment says itself which sessions there are. ExperimentError."""
     for name in ("arrivals_per_s", "holding_s"):

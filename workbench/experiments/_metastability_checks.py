@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from workbench.experiments import ExperimentError
+from workbench.experiments import ExperimentError, listed
 from workbench.experiments._metastability import ALL, BOUNDED, CHURN, SOURCES, Strengths, eq1_s, stair_s, vary
 from workbench.profiles import Profile
 
@@ -19,30 +19,19 @@ CHURN_DEVIATIONS = 5
 
 def numbers(name: str, text: str, kind: type) -> list:
     """Positive numbers from a text such as "96,128", ascending. Raises ExperimentError."""
-    values = []
-    for word in text.split(","):
-        try:
-            value = kind(word.strip())
-        except ValueError:
-            raise ExperimentError(
-                f"{name} must be {'whole ' if kind is int else ''}numbers separated by commas, not {text!r}"
-            ) from None
+    values = listed(name, text, kind, "whole numbers" if kind is int else "numbers")
+    for value in values:
         if not 0 < value < math.inf:
-            raise ExperimentError(f"{name} must be above 0 and finite, not {word.strip()}")
-        values.append(value)
-    if len(set(values)) < len(values):
-        raise ExperimentError(f"{name} names one twice: {text}")
+            raise ExperimentError(f"{name} must be above 0 and finite, not {value:g}")
     return sorted(values)
 
 
 def names(text: str) -> list[str]:
     """Sources of variance from a text, in the order of SOURCES. Raises ExperimentError."""
-    words = [word.strip() for word in text.split(",")]
+    words = listed("sources", text)
     for word in words:
         if word not in SOURCES:
             raise ExperimentError(f"no source of variance {word!r}: choose from {', '.join(SOURCES)}")
-    if len(set(words)) < len(words):
-        raise ExperimentError(f"sources names one twice: {text}")
     return [source for source in SOURCES if source in words]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bound import BoundError
-from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, params_of
+from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, listed, params_of
 from workbench.experiments._capacity import (
     MEMORY,
     SEARCH_FRAMES,
@@ -76,8 +76,8 @@ def run(
         profile = profile.with_(seed=seed)
     cases = _cases(
         profile,
-        _names("models", models),
-        _names("hardware", hardware or (ALL_HARDWARE if full else HARDWARE)),
+        listed("models", models, none=True),
+        listed("hardware", hardware or (ALL_HARDWARE if full else HARDWARE), none=True),
         _numbers("windows", windows or (ALL_WINDOWS if full else WINDOWS), int),
         _numbers("slowdowns", slowdowns or (ALL_SLOWDOWNS if full else SLOWDOWNS), float),
     )
@@ -107,21 +107,8 @@ def run(
 # -- what is asked -----------------------------------------------------------------------------------------------------
 
 
-def _names(name: str, text: str) -> list[str]:
-    names = [] if text.strip() in ("", "none") else [each.strip() for each in text.split(",")]
-    if len(set(names)) < len(names):
-        raise ExperimentError(f"{name} names one twice: {text}")
-    return names
-
-
 def _numbers(name: str, text: str, kind: type) -> list:
-    try:
-        numbers = [kind(each) for each in _names(name, text)]
-    except ValueError as error:
-        if isinstance(error, ExperimentError):
-            raise
-        what = "whole numbers" if kind is int else "numbers"
-        raise ExperimentError(f"{name} must be {what} separated by commas, not {text!r}") from None
+    numbers = listed(name, text, kind, "whole numbers" if kind is int else "numbers", none=True)
     if not all(0 < each < math.inf for each in numbers):
         raise ExperimentError(f"{name} must all be above 0, not {text!r}")
     return numbers

@@ -16,7 +16,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.bound import blocks_for
-from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, joined, params_of, part
+from workbench.experiments import (
+    Claim,
+    ExperimentError,
+    Progress,
+    Result,
+    check_sessions_stay,
+    joined,
+    listed,
+    params_of,
+    part,
+)
 from workbench.experiments._recycle import BOUNDED, RECYCLED, UNBOUNDED, Served, compare, longest, recycling, serve
 from workbench.profiles import Profile
 from workbench.runs import Runs
@@ -60,9 +70,9 @@ def run(
     sessions = SESSIONS[profile.executor][full] if sessions is None else sessions
     profile = profile.with_(sessions=sessions, seed=profile.seed if seed is None else seed)
     frames = FRAMES[profile.executor][full] if frames is None else frames
-    shares = _numbers("slacks", SLACKS[profile.executor] if slacks is None else slacks)
+    shares = _slacks(SLACKS[profile.executor] if slacks is None else slacks)
     default = [round(share * profile.window) for share in WINDOWS] if simulated else [profile.window]
-    sizes = default if windows is None else _numbers("windows", windows, whole=True)
+    sizes = default if windows is None else listed("windows", windows, int, "whole numbers of tokens")
     points = [
         {"profile": served, "slacks": [round(share * served.window) for share in shares], "frames": frames}
         for served in (profile.with_(window=size) for size in sizes)
@@ -107,19 +117,11 @@ def _shown(
 # -- what can be asked -------------------------------------------------------------------------------------------------
 
 
-def _numbers(name: str, text: str, whole: bool = False) -> list:
-    """Numbers separated by commas. Raises ExperimentError."""
-    kind = int if whole else float
-    try:
-        values = [kind(each) for each in text.split(",")]
-    except ValueError:
-        what = "whole numbers of tokens" if whole else "parts of the window"
-        raise ExperimentError(f"{name} must be {what} separated by commas, not {text!r}") from None
-    if not whole and not all(0 <= value <= MOST_SLACK for value in values):
-        raise ExperimentError(f"{name} must be 0 to {MOST_SLACK:g} windows, not {text!r}")
-    if len(set(values)) < len(values):
-        raise ExperimentError(f"{name} names one twice: {text}")
-    return values
+def _slacks(text: str) -> list[float]:
+    shares = listed("slacks", text, float, "parts of the window")
+    if not all(0 <= share <= MOST_SLACK for share in shares):
+        raise ExperimentError(f"slacks must be 0 to {MOST_SLACK:g} windows, not {text!r}")
+    return shares
 
 
 def _check(profile: Profile, slacks: list[int], frames: int) -> None:

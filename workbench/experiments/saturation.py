@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, joined, params_of
+from workbench.experiments import (
+    Claim,
+    ExperimentError,
+    Progress,
+    Result,
+    check_sessions_stay,
+    joined,
+    listed,
+    params_of,
+)
 from workbench.profiles import SIMULATED, Profile, load_profile
 from workbench.saturation import PREDICT_BELOW_USAGE, Prediction, prediction
 from workbench.sessions import SessionManager
@@ -73,7 +82,7 @@ def run(
         "step_noise": step_noise,
         "shared_prefix": shared_prefix,
     }
-    runs = {name: paper_profile(name, hardware, profile.seed, variance) for name in _names(models)}
+    runs = {name: paper_profile(name, hardware, profile.seed, variance) for name in listed("models", models, none=True)}
     runs[profile.name if profile.model in runs else profile.model] = profile
     for each in runs.values():
         _check(each)
@@ -85,13 +94,6 @@ def run(
 
         done[name] = _fill(each, name, tell, None if tables_dir is None else Path(tables_dir) / name)
     return _result(profile, done, hardware, variance)
-
-
-def _names(models: str) -> list[str]:
-    names = [] if models.strip() in ("", "none") else [name.strip() for name in models.split(",")]
-    if len(set(names)) < len(names):
-        raise ExperimentError(f"models names one twice: {models}")
-    return names
 
 
 def paper_profile(model: str, hardware: str, seed: int, variance: dict) -> Profile:

@@ -10,7 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.bound import plateau
-from workbench.experiments import Claim, ExperimentError, Progress, Result, check_sessions_stay, joined, params_of, part
+from workbench.experiments import (
+    Claim,
+    ExperimentError,
+    Progress,
+    Result,
+    check_sessions_stay,
+    joined,
+    listed,
+    params_of,
+    part,
+)
 from workbench.experiments._steady import BEGINS, check_target, first_judged, memory_ceiling, n_star, steady
 from workbench.profiles import Profile
 from workbench.runs import Runs
@@ -57,7 +67,7 @@ def run(
         raise ExperimentError(f"frames must be 1 or more, not {frames}")
     points = [
         {"profile": profile.with_(window=size), "frames": frames, "target": target if full else None}
-        for size in _sizes(windows)
+        for size in listed("windows", windows, int, "whole numbers of tokens")
     ]
     for point in points:
         _check(point["profile"])
@@ -119,16 +129,6 @@ def _tables(profile: Profile, say: Progress, tables_dir: Path | None) -> Session
 
 
 # -- what can be asked -------------------------------------------------------------------------------------------------
-
-
-def _sizes(windows: str) -> list[int]:
-    try:
-        sizes = [int(each) for each in windows.split(",")]
-    except ValueError:
-        raise ExperimentError(f"windows must be whole numbers of tokens separated by commas, not {windows!r}") from None
-    if len(set(sizes)) < len(sizes):
-        raise ExperimentError(f"windows names one twice: {windows}")
-    return sizes
 
 
 def _check(profile: Profile) -> None:
