@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from workbench import _cli_run, experiments
+from workbench._cli_options import read_profile
 from workbench.cli import main
 
 FAKE = '''
@@ -161,6 +162,17 @@ def test_an_experiment_names_the_profile_that_is_served_when_nobody_does(fake, c
     assert metrics_of(capfd)["profile"] == "sim:moshi@rtx-pro-6000"
     assert main(["run", "fake", "--profile", "tiny", "--json", "-"]) == 0
     assert metrics_of(capfd)["profile"] == "tiny"
+
+
+def test_what_an_experiment_changes_in_its_profile_can_be_set_back(fake, capfd, monkeypatch):
+    with (fake / "fake_experiment.py").open("a") as file:
+        file.write('\nPROFILE, PROFILE_CHANGES = "sim:moshi@rtx-pro-6000", {"slowdown": 2.0}\n')
+    served = []
+    monkeypatch.setattr(_cli_run, "read_profile", lambda *asked: served.append(read_profile(*asked)) or served[-1])
+    for argv in ([], ["--set", "slowdown=1"], ["--set", "window=512"], ["--profile", "sim:moshi@rtx-pro-6000"]):
+        assert main(["run", "fake", "--json", "-", *argv]) == 0
+        capfd.readouterr()
+    assert [profile.slowdown for profile in served] == [2.0, 1.0, 2.0, 1.0]
 
 
 # -- many runs --------------------------------------------------------------------------------------------------------

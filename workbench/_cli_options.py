@@ -54,12 +54,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def read_profile(name: str, pairs: list[str]) -> Profile:
-    """The profile that --profile and --set ask for. Raises ProfileError, ValueRefused."""
+def read_profile(name: str | None, pairs: list[str], experiment: str = "") -> Profile:
+    """The profile that --profile and --set ask for; None is the one of ``experiment``. Raises ProfileError,
+    ValueRefused."""
+    from workbench.experiments import profile_of
     from workbench.profiles import load_profile
 
     values = {key: field_value(key, text) for key, text in split_pairs(pairs, "--set").items()}
-    return load_profile(name).with_(**values)
+    return (profile_of(experiment) if name is None else load_profile(name)).with_(**values)
 
 
 def field_value(key: str, text: str) -> Any:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from workbench.experiments import experiment, profile_of
+    from workbench.experiments import experiment
 
     if args.experiment is None:
         print(table(_experiments(), ("experiment", "what it shows")))
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         return HELD
     function = experiment(name)
     params = read_params(name, args)
-    profile = read_profile(args.profile or profile_of(name), args.set)
+    profile = read_profile(args.profile, args.set, name)
     runs = _runs(name, args)
     check_file(args.json)
     check_folder(args.tables)

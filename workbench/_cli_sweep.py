@@ -48,13 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from workbench.experiments import profile_of
     from workbench.runs import Runs
     from workbench.sweep import check_key, grid_points, real_engine, sweep
 
     name = args.experiment
     params = read_params(name, args)
-    profile = read_profile(args.profile or profile_of(name), args.set)
+    profile = read_profile(args.profile, args.set, name)
     grid = {}
     for key, text in split_pairs(args.grid, "--grid").items():
         check_key(name, key)

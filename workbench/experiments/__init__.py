@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.profiles import Profile
+
 # name -> module; each module has run(profile, *, progress=None, **params) -> Result and a one-line docstring. One that
-# is made of many runs takes ``runs`` (workbench.runs.Runs), one that has a long form takes ``full``. PROFILE, where a
-# module has it, is what it serves when nobody says.
+# is made of many runs takes ``runs`` (workbench.runs.Runs), one that has a long form takes ``full``. PROFILE and
+# PROFILE_CHANGES, where a module has them, are what it serves when nobody says.
 EXPERIMENTS = {
     name: f"workbench.experiments.{name}"
     for name in (
@@ -103,10 +105,16 @@ def takes_runs(name: str) -> bool:
     return "runs" in inspect.signature(experiment(name)).parameters
 
 
-def profile_of(name: str) -> str:
-    """The profile that an experiment serves when nobody names one."""
+def profile_of(name: str) -> Profile:
+    """The profile that an experiment serves when nobody names one: its PROFILE, with its PROFILE_CHANGES if it has some.
+
+    Whoever names a profile gets that one as it is. Raises ExperimentError, ProfileError.
+    """
+    from workbench.profiles import load_profile
+
     experiment(name)
-    return getattr(import_module(EXPERIMENTS[name]), "PROFILE", DEFAULT_PROFILE)
+    module = import_module(EXPERIMENTS[name])
+    return load_profile(getattr(module, "PROFILE", DEFAULT_PROFILE), **getattr(module, "PROFILE_CHANGES", {}))
 
 
 def listed(name: str, text: str, kind: type = str, of: str = "names", none: bool = False) -> list:
