@@ -22,7 +22,8 @@ def snapshot(scheduler, request_ids: Collection[str] | None = None) -> dict:
 
     at: seconds on the scheduler's clock (time.monotonic). free_blocks, blocks_total: of the pool.
     running, waiting (every queue, parked ones not counted), parked: sessions in that state.
-    preemptions, refused_allocations: since the engine began; first_refused_at on the same clock, None before.
+    preemptions, refused_allocations: since the engine began; first_refused_at on the same clock: the first since there
+    was last no session, None before.
     head_needs_blocks: more blocks that the request at the head of the queue asks for, 0 when none waits.
     resident_tokens, evicted_tokens: of all sessions. grown_frames: frames answered so far without each session's
     first; grown_tokens, grown_squares: by how many tokens a session grew from one to the next, summed, and in squares.

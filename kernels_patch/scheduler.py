@@ -313,7 +313,9 @@ class BoundedScheduler(Scheduler):
 
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
-        self.sessions.pop(request.request_id, None)
+        if self.sessions.pop(request.request_id, None) is not None and not self.sessions:
+            # Whoever comes now has the whole pool before them: what was refused is of the sessions that have gone.
+            self.first_refused_at = None
 
     # -- the scheduler's own account --------------------------------------------------------------------------------
 

@@ -413,7 +413,8 @@ class Beat:
         with self.tables.lock:
             stalled, sessions = sum(s.stalled for s in self.sessions.values()), len(self.sessions)
             if self.at_wall(now):
-                return f"wall: {stalled} of {sessions} sessions silent, {self.misses} deadline misses"
+                # By its definition: no token of any session came.
+                return f"wall: {sessions} of {sessions} sessions silent, {self.misses} deadline misses"
         if stalled:
             return f"{stalled} of {sessions} sessions stalled"
         return "beating" if sessions else "no sessions"

@@ -15,16 +15,18 @@ class LabError(RuntimeError):
     """JupyterLab cannot be opened; one line that says what to do."""
 
 
-def lab_command(port: int | None = None, browser: bool = True) -> list[str]:
-    """The command line that serves notebooks/ on loopback, with the random token that is Jupyter's default.
+def lab_command(port: int | None = None, browser: bool = True, folder: Path | None = None) -> list[str]:
+    """The command line that serves a folder on loopback, with the random token that is Jupyter's default.
 
-    ``port`` None leaves the choice to Jupyter, which takes the next free one. Raises LabError.
+    ``port`` None leaves the choice to Jupyter, which takes the next free one; ``folder`` None is notebooks/ of the
+    checkout. Raises LabError.
     """
+    folder = folder or NOTEBOOKS
     if find_spec("jupyterlab") is None:
         raise LabError("JupyterLab is not installed: run `make setup`")
-    if not NOTEBOOKS.is_dir():
-        raise LabError(f"no notebooks at {NOTEBOOKS}: run from a checkout that was set up by `make setup`")
-    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={NOTEBOOKS}"]
+    if not folder.is_dir():
+        raise LabError(f"no notebooks at {folder}: run from a checkout that was set up by `make setup`")
+    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder}"]
     if port is not None:
         # Whoever names a port has told it to someone: another one in its place would not be found.
         command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]

@@ -36,6 +36,7 @@ __all__ = ["SessionError", "SessionManager"]
 
 NO_CLIP = "no audio"
 HEADER_TOKEN = 1
+EMPTY_WITHIN_S = 30.0
 
 
 class SessionManager:
@@ -43,8 +44,8 @@ class SessionManager:
 
     ``run`` names the run in the tables. ``engine`` replaces the one the profile asks for. ``progress`` is called with
     a line at each step of the engine's start. ``save_to``: a folder that gets the tables when the manager closes,
-    however it closes. ``gate``: the admission that ``offer`` asks. All methods may be called from any thread; none
-    waits for the engine, except start and close.
+    however it closes. ``gate``: the admission that ``offer`` asks. ``warn``: hears what would be a warning. All methods
+    may be called from any thread; none waits for the engine, except start, close and new_run.
     Raises EngineError when the engine does not start.
     """
 
@@ -57,16 +58,16 @@ class SessionManager:
         progress: Callable[[str], None] | None = None,
         save_to: Path | None = None,
         gate: Gate | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        self.profile = profile
+        self.profile, self._warn = profile, warn
         self.tables = Tables(run)
         self.engine = engine or make_engine(profile)
         self.front_ends: dict[str, FrontEnd] = {}
         self._names = 0
         self._voices = count()
         self._draw = random.Random(profile.seed)
-        forecaster = Forecaster(profile.frame_budget_s, profile.block_size)
-        self.beat = Beat(profile, self.tables, self.engine, forecaster, gate)
+        self.beat = self._new_beat(gate)
         self._drive = make_drive(self.engine, self.beat, self.tables, save_to, progress)
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -94,6 +95,49 @@ class SessionManager:
     def running(self) -> bool:
         """Whether the beat is being kept: from the engine's start to the end of the manager."""
         return self._drive.running
+
+    def _new_beat(self, gate: Gate | None) -> Beat:
+        profile = self.profile
+        return Beat(profile, self.tables, self.engine, Forecaster(profile.frame_budget_s, profile.block_size), gate)
+
+    def new_run(self, run: str, *, save_to: Path | None = None, gate: Gate | None = None) -> None:
+        """End every session and begin another run on the same engine: its own tables, its clock at 0, no gate but this.
+
+        The tables so far are saved where that was asked for. It waits until the engine has all its blocks back. No
+        figure that is quoted should come of a second run: it did not begin on a fresh engine. Raises EngineError,
+        SessionError.
+        """
+
+        def leave() -> float:
+            self._check_alive()
+            for name in list(self.beat.sessions):
+                self.beat.shut(name, self.now(), "closed for a new run")
+            return self.now()
+
+        left_at_s = self._drive.call(leave)
+
+        def empty(manager: SessionManager) -> bool:
+            rows = manager.tables.pool_rows[-1:]
+            return any(
+                row.at_s > left_at_s and row.blocks_used + row.running + row.waiting + row.parked == 0 for row in rows
+            )
+
+        if not self.wait_for(empty, seconds=EMPTY_WITHIN_S):
+            self._check_alive()
+            raise EngineError(f"the engine kept blocks for {EMPTY_WITHIN_S:g} s after its last session: restart it")
+
+        def begin() -> None:
+            if self.beat.sessions:
+                raise SessionError("sessions were opened while the old ones were closed: try again")
+            if self._drive.save_to is not None:
+                self.tables.save(self._drive.save_to)
+            self.tables = Tables(run)
+            self.front_ends = {}
+            self._names, self._voices, self._draw = 0, count(), random.Random(self.profile.seed)
+            self.beat = self._new_beat(gate)
+            self._drive.begin_again(self.beat, self.tables, save_to)
+
+        self._drive.call(begin)
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
@@ -150,6 +194,14 @@ class SessionManager:
         name = self._drive.call(offer)
         self._warn_of_plateaus()
         return name
+
+    def set_gate(self, gate: Gate | None) -> None:
+        """Put another gate, or none, before ``offer``. Sessions that are open stay."""
+
+        def change() -> None:
+            self.beat.gate = gate
+
+        self._drive.call(change)
 
     def _opener(
         self, clip: Clip | None, bound: KVBound | None, start_s: float = 0.0, loop: bool = True, prompt: int = 0
@@ -246,7 +298,9 @@ class SessionManager:
         if not bounded:
             return
         warning = self.profile.plateau_warning(list(bounded.values()), self._most_tokens(bounded))
-        if warning:
+        if warning and self._warn is not None:
+            self._warn(warning)
+        elif warning:
             warnings.warn(warning, stacklevel=3)
 
     def _most_tokens(self, names) -> int:

@@ -39,6 +39,11 @@ class Drive(ABC):
         """A time on the engine's clock as seconds since the run began."""
         return at - self._began_at
 
+    def begin_again(self, beat, tables, save_to) -> None:
+        """Go on with another beat and its tables, from second 0 of a new run. Called where the beat is kept."""
+        self.beat, self.tables, self.save_to = beat, tables, save_to
+        self._began_at = self.engine.now()
+
     @property
     @abstractmethod
     def running(self) -> bool:

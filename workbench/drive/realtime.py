@@ -122,11 +122,15 @@ class RealTime(Drive):
 
     async def _sample(self) -> None:
         while self.beat.dead is None:
+            beat = self.beat
             try:
-                snapshot = await self.engine.snapshot(self.beat.unmeasured())
+                snapshot = await self.engine.snapshot(beat.unmeasured())
             except EngineDead as error:
                 self._die(str(error))
                 break
+            if beat is not self.beat:
+                # Of a run that has ended meanwhile: the new one's clock began after it.
+                continue
             self.beat.measure(snapshot, self.now(), self.to_run, self.engine.rss_bytes())
             for session in self.beat.stalled_under_another_bound():
                 await self._past_the_chunks(session)

@@ -54,6 +54,10 @@ class VirtualTime(Drive):
     def running(self) -> bool:
         return self._began and not self._over and not math.isinf(self._began_at)
 
+    def begin_again(self, beat, tables, save_to) -> None:
+        super().begin_again(beat, tables, save_to)
+        self._samples = 0
+
     def call(self, function: Callable):
         with self._turn:
             self.check_running()
