@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Points = tuple[list[float], list[float]]
-HEIGHT = 760
+HEIGHT = 680
+UNTITLED_TOP = 75
 MS, GIB, PER_CENT = 1e3, 2.0**-30, 100.0
 
 
@@ -93,6 +94,9 @@ def live_figure(arms: Sequence[LiveArm], label: Label, title: str = "") -> Figur
     plain = [f"{tick:g}" for tick in ticks]
     figure.update_yaxes(type="log", rangemode="normal", tickvals=ticks, ticktext=plain, row=1, col=2)
     figure.update_layout(legend={"y": 1 + 26 / (HEIGHT - MARGIN_PX), "font": {"size": 12}})
+    if not title:
+        # Its room goes to the plots.
+        figure.update_layout(margin={"t": UNTITLED_TOP})
     return figure
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_BINS = 480
+MOST_BINS = 300
 
 
 @dataclass(slots=True)
@@ -42,7 +42,8 @@ class Bins:
     def add(self, at_s: float, value: float) -> None:
         """A sample, which may be somewhat older than the newest."""
         self._put(_Bin(int(at_s // self.width_s), 1, value, value, value, at_s))
-        if len(self._bins) > self.most:
+        # Bins that lie far apart do not merge at once.
+        while len(self._bins) > self.most:
             self._widen()
 
     def _put(self, sample: _Bin) -> None:

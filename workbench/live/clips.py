@@ -8,7 +8,7 @@ from pathlib import Path
 from workbench.audio import AudioError, Clip, load_clip, sample_clip, sample_names
 from workbench.profiles import Profile
 
-NO_AUDIO = "no audio"
+NO_AUDIO = "none: made-up tokens"
 
 
 class Clips:

@@ -45,6 +45,7 @@ class Feed:
         self.values = {name: Bins(sample_s) for name in pool} | {name: Bins(profile.frame_budget_s) for name in frames}
         self.strip = Strip()
         self.marks: dict[str, Points] = {name: ([], []) for name in MARKS}
+        self._marks_told = dict(self.marks)
         self.frames_returned = 0
         self._pool_read = self._frames_read = 0
         self._unreturned: deque[FrameRow] = deque()
@@ -128,7 +129,9 @@ class Feed:
             for line, (value, how) in LINES.items()
             if firsts[value] < len(self.values[value])
         }
-        return lines | dict.fromkeys(MARKS, 0)
+        marks = {name: 0 for name in MARKS if self.marks[name] != self._marks_told[name]}
+        self._marks_told = dict(self.marks)
+        return lines | marks
 
     def strip_shown(self, label: str) -> dict:
         """The beat strip of the open sessions, in the form that is drawn."""

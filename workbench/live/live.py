@@ -27,7 +27,7 @@ from workbench.profiles import Profile
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-READS_PER_S = 5.0
+READS_PER_S = 10.0
 FOLDER = Path(__file__).resolve().parents[2] / "reports" / "live"
 
 
@@ -44,7 +44,7 @@ class Arm:
 
 
 class Live:
-    """``labels``: one arm each. ``folder`` gets the tables. Reads by itself, five times a second, and tells ``listeners``.
+    """``labels``: one arm each. ``folder`` gets the tables. Reads by itself, ten times a second, and tells ``listeners``.
 
     A listener is called on the reading thread with what has changed since the last time, arm by arm: for each line its
     first changed point; None in place of an arm's lines where the arm has begun a new run.
@@ -168,7 +168,7 @@ class Live:
         memory = (
             f"{profile.front_end} front end",
             f"pool of {profile.pool_blocks} blocks of {profile.block_size} tokens",
-            "live: lines are means and extremes of bins of time",
+            "live: each point is a bin of time; dashes: the longest, what is owed, the cap, this kernel",
         )
         return Label("<br>".join(map(" · ".join, (served, memory))), simulated=executor == "simulated")
 

@@ -7,6 +7,7 @@ from html import escape
 
 import ipywidgets as w
 
+from workbench.live.clips import NO_AUDIO
 from workbench.live.pace import MOST_SPEED
 from workbench.live.status import BOUND_ALL, CLOSE_HALF, RESET, RESTART, Status
 
@@ -71,20 +72,19 @@ class AddSessions(w.VBox):
 
     def __init__(self, clips: list[str], upload: w.Widget, add: Callable[[str | None, int], object], listen) -> None:
         self.heard = bool(clips)
-        options = clips or [("no audio: made-up tokens", None)]
+        options = clips or [NO_AUDIO]
         self.clip = w.Dropdown(options=options, description="clip", style=_STYLE, disabled=not clips)
         self.count = w.BoundedIntText(value=1, min=1, max=1000, description="sessions", style=_STYLE)
         self.count.layout.width = "130px"
-        self.audio = w.Audio(autoplay=False, format="wav", layout=w.Layout(display="none"))
-        press = lambda: add(self.clip.value, self.count.value)
+        self.audio: w.Audio | None = None
         parts = [
             self.clip,
             self.count,
-            button("add", press, "open sessions, at different places of the clip", "primary"),
+            button("add", lambda: add(self.clip.value if clips else None, self.count.value), "open sessions, at different places of the clip", "primary"),
         ]
         if self.heard:
             parts += [button("listen", lambda: listen(self.clip.value), "play the clip here"), upload]
-        super().__init__([row(*parts), self.audio])
+        super().__init__([row(*parts)])
 
     def offer(self, clip: str) -> None:
         """Another clip to choose, chosen at once."""
@@ -94,8 +94,11 @@ class AddSessions(w.VBox):
 
     def play(self, wav: bytes) -> None:
         """Give the page a clip to play."""
+        if self.audio is None:
+            # Not before there is something in it: a page takes an empty one for a broken file.
+            self.audio = w.Audio(value=wav, format="wav", autoplay=False)
+            self.children = (*self.children, self.audio)
         self.audio.value = wav
-        self.audio.layout.display = ""
 
 
 class Sessions(w.VBox):
@@ -103,7 +106,7 @@ class Sessions(w.VBox):
 
     def __init__(self, close, set_bound, bound: tuple[int, int], block: int, most: int) -> None:
         self.select = w.Dropdown(options=[("none open", None)], description="session", style=_STYLE)
-        self.whom = w.ToggleButtons(options=["all", "selected"], style={"button_width": "70px"})
+        self.whom = w.ToggleButtons(options=["all", "selected"], style={"button_width": "80px"})
         self.bounded = w.ToggleButtons(
             options=["bound on", "bound off"], value="bound off", style={"button_width": "90px"}
         )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import ipywidgets as w
 
 from workbench.live import rows as table_rows
-from workbench.live.clips import NO_AUDIO
 from workbench.live.hands import CONTROLLERS
 from workbench.live.status import BOUND_ALL, CLOSE_HALF, RESET, RESTART
 from workbench.panel.controls import AddSessions, Admission, Sessions, Speed, StatusBar, button, row, set_if
@@ -20,6 +19,7 @@ from workbench.plots_live import LINES as DRAWN
 if TYPE_CHECKING:
     from workbench.panel.workbench import Workbench
 
+SAY_S = 0.2  # between two looks at the state in words
 SLOW_S = 1.0  # between two looks at words and rows, which are read and not watched
 PLAYED_S = 60.0  # of a clip, at most
 SUGGESTED_MS = 0.3  # the paper's target as a part of the budget: 600 ms of 2 s (arXiv 2607.02640)
@@ -62,7 +62,7 @@ class Panel(w.VBox):
         super().__init__([*parts, self.view, self.below])
         self._firsts: list[dict[str, int]] = [{} for _ in live.arms]
         self._new_run = False
-        self._looked_at = 0.0
+        self._said_at = self._looked_at = 0.0
         self._held_rows_until = 0.0
         self._clips = tuple(names)
         live.listeners.append(self.update)
@@ -95,6 +95,16 @@ class Panel(w.VBox):
             else:
                 self.view.offer({"traces": live.traces(self._firsts), "layout": None, "strips": live.strips()})
             self._firsts, self._new_run = [{} for _ in live.arms], False
+        if time.monotonic() - self._said_at >= SAY_S:
+            self._said_at = time.monotonic()
+            self._say()
+        if time.monotonic() - self._looked_at >= SLOW_S:
+            self._looked_at = time.monotonic()
+            self._show_slowly()
+
+    def _say(self) -> None:
+        """The state in words, and the controls that show one."""
+        live = self.bench.live
         several = len(live.arms) > 1
         names = [arm.name if several else "" for arm in live.arms]
         notices = [arm.desk.notice for arm in live.arms] + [self.bench.notice] + live.faults[-1:]
@@ -108,9 +118,6 @@ class Panel(w.VBox):
             self._clips = tuple(self.bench.clips.names())
         if self.speed is not None:
             self.speed.show(live.pace.reached, live.pace.paused)
-        if time.monotonic() - self._looked_at >= SLOW_S:
-            self._looked_at = time.monotonic()
-            self._show_slowly()
 
     def _show_slowly(self) -> None:
         set_if(self.admission.cap, value=self.bench.admission_words())
@@ -131,9 +138,7 @@ class Panel(w.VBox):
         on = self.admission.on.value
         self.bench.admit(self.admission.controller.value if on else None, self.admission.target_ms.value / 1e3)
 
-    def _listen(self, name: str | None) -> None:
-        if name is None or name == NO_AUDIO:
-            return
+    def _listen(self, name: str) -> None:
         self.bench.chore(lambda: self.adding.play(_wav(self.bench.clips.find(name))))
 
     def _clicked(self, trace: int, x) -> None:
