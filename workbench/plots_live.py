@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Points = tuple[list[float], list[float]]
 HEIGHT = 680
+# An arm that is alone may be bounded and unbounded by turns: in neither's look.
+ALONE = Look("#009E73", "solid", "square")
 UNTITLED_TOP = 75
 MS, GIB, PER_CENT = 1e3, 2.0**-30, 100.0
 
@@ -69,11 +71,13 @@ TITLES = (
 
 def live_figure(arms: Sequence[LiveArm], label: Label, title: str = "") -> Figure:
     """The six parts for one arm or several. Trace k of arm a is line k % len(LINES), with k // len(LINES) = a."""
+    # Plotly uses a pandas that is loaded, and takes one that another thread is just loading for whole.
+    import pandas  # noqa: F401
     from plotly.subplots import make_subplots
 
     figure = make_subplots(rows=3, cols=2, subplot_titles=TITLES, vertical_spacing=0.11, horizontal_spacing=0.08)
     for number, arm in enumerate(arms):
-        look = LOOKS.get(arm.name) or OTHER_LOOKS[number % len(OTHER_LOOKS)]
+        look = LOOKS.get(arm.name) or (ALONE if len(arms) == 1 else OTHER_LOOKS[number % len(OTHER_LOOKS)])
         for line in LINES:
             _add(figure, arm, line, look, len(arms) > 1)
     # The axes that a page must not forget where a user has zoomed in.
@@ -119,7 +123,7 @@ def _add(figure: Figure, arm: LiveArm, line: LiveLine, look: Look, several: bool
         line={"color": look.colour, "dash": "dash" if line.faint else look.dash, "width": 1.2 if line.faint else 2.2},
         marker={"color": INK if line.symbol in ("x", "star-triangle-down") else look.colour, "size": 12}
         | ({"symbol": line.symbol} if line.symbol else {}),
-        connectgaps=False,
+        cliponaxis=not line.symbol,
         hovertemplate=f"{line.line}: %{{y:.4g}}<br>%{{x:.1f}} s<extra>{arm.name}</extra>",
         row=row,
         col=column,

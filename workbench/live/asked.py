@@ -13,7 +13,7 @@ class Asked:
         self.what, self._answers = what, answers
         for answer in answers:
             # Whoever does not wait reads it in the panel.
-            answer.add_done_callback(lambda done: done.exception())
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def result(self, timeout: float | None = None) -> list:
         """Wait for the answers, one for each arm. Raises what kept it from being done."""
@@ -23,7 +23,8 @@ class Asked:
         return self._all().__await__()
 
     async def _all(self) -> list:
-        return [await asyncio.wrap_future(answer) for answer in self._answers]
+        # Shielded: a cell that is interrupted while it waits takes nothing back of what was asked.
+        return [await asyncio.shield(asyncio.wrap_future(answer)) for answer in self._answers]
 
     def __repr__(self) -> str:
         return f"asked: {self.what}"

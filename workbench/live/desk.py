@@ -125,7 +125,8 @@ class Desk:
         """End these sessions, by default all. The answer: how many were open."""
 
         def close(manager: SessionManager) -> int:
-            chosen = [name for name in (names or list(manager.beat.sessions)) if name in manager.beat.sessions]
+            asked = list(manager.beat.sessions) if names is None else names
+            chosen = [name for name in asked if name in manager.beat.sessions]
             for name in chosen:
                 manager.close_session(name)
             return len(chosen)
@@ -161,7 +162,9 @@ class Desk:
     def save(self) -> Future:
         """Write the tables of this run. The answer: their folder."""
 
-        def save(manager: SessionManager) -> Path:
+        def save(manager: SessionManager | None) -> Path:
+            if manager is None:
+                raise EngineError("no engine has been up, so there are no tables: restart it")
             manager.tables.save(self.run_folder)
             return self.run_folder
 
@@ -206,12 +209,12 @@ class Desk:
         return self.folder / f"run-{self.runs}"
 
     def _live(self) -> None:
-        self.pace.join(self)
         try:
             self._start()
             while not self._ending.is_set():
                 self._take_up(self._wait_s())
                 self._look()
+                self.pace.idle(self, self.state != OPEN or not self.manager.beat.sessions)
                 self._play()
         finally:
             self.pace.leave(self)
@@ -219,15 +222,16 @@ class Desk:
             self.state = ENDED
             while not self._asked.empty():
                 asked = self._asked.get()
-                if asked is not None:
+                if asked is not None and asked[1].set_running_or_notify_cancel():
                     asked[1].set_exception(EngineError("the desk was ended: open another"))
 
     def _start(self) -> None:
         self.runs += 1
         self.state, self.began_at = STARTING, time.monotonic()
-        engine = None if self._engine is None else self._engine(self.profile)
-        gate = self.new_gate(0) if self.new_gate else None
+        self.pace.join(self)
         try:
+            engine = None if self._engine is None else self._engine(self.profile)
+            gate = self.new_gate(0) if self.new_gate else None
             self.manager = SessionManager(
                 self.profile,
                 self.label,
@@ -241,7 +245,8 @@ class Desk:
                 self.manager.start()
                 self.state, self.notice = OPEN, ""
         except Exception as error:  # noqa: BLE001, whatever keeps the engine from starting is said; it may be tried again
-            self.state, self.notice = FAILED, _in_words(error)
+            self.pace.leave(self)
+            self.notice, self.state = _in_words(error), FAILED
 
     def _say(self, line: str) -> None:
         self._progress = line
@@ -282,6 +287,8 @@ class Desk:
             wait_s = 0.0
 
     def _do(self, act: Callable, answer: Future) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return  # whoever asked has thought better of it
         if self.state == OPEN:
             self.notice = ""
         try:
@@ -300,6 +307,8 @@ class Desk:
             return
         if manager.beat.dead is not None:
             self.state = DEAD
+            # It plays no more, so no other desk waits for it.
+            self.pace.leave(self)
             self._save()
         elif time.monotonic() - self._saved_at > SAVE_EVERY_S and self.virtual:
             # In real time the manager does it by itself.

@@ -26,6 +26,7 @@ class Pace:
     def __init__(self, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._played: dict[object, float] = {}
+        self._idle: set[object] = set()
         self._paused = False
         self._speed = _checked(speed)
         self._from_s, self._from_at = 0.0, clock()
@@ -69,11 +70,24 @@ class Pace:
         """``desk`` plays no more: nobody waits for it."""
         with self._lock:
             self._played.pop(desk, None)
+            self._idle.discard(desk)
+
+    def idle(self, desk: object, idle: bool) -> None:
+        """``desk`` has nothing to play. While that is so of all, time stands still, but for a step that is asked for."""
+        with self._lock:
+            if idle:
+                self._idle.add(desk)
+            elif desk in self._idle:
+                if len(self._idle) == len(self._played) and not self._paused:
+                    self._anchor()
+                self._idle.discard(desk)
 
     def left(self, desk: object) -> float:
         """Seconds that ``desk`` may play now; infinity where nothing but the machine limits it."""
         with self._lock:
             slowest = self._slowest()
+            if not self._paused and len(self._idle) == len(self._played):
+                return 0.0
             if self._paused:
                 return max(0.0, self._from_s - self._played[desk])
             now = self._clock()

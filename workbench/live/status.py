@@ -23,18 +23,20 @@ class Status:
 
 def status_of(desk: Desk, t_full_s: float | None = None) -> Status:
     """What to say of ``desk``. ``t_full_s``: the forecast of its pool, in seconds since the run began."""
-    if desk.state == STARTING:
+    # Read once: another thread may restart the desk meanwhile.
+    state = desk.state
+    if state == STARTING:
         return Status(f"{desk.progress}", BUSY)
-    if desk.state == FAILED:
+    if state == FAILED:
         return Status(f"the engine did not start: {desk.notice}", ALARM, (RESTART,))
-    if desk.state == ENDED:
+    if state == ENDED:
         return Status("ended: run the cell again to open another engine", BUSY)
     manager = desk.manager
     now = manager.now()
     words = manager.beat.status(now)
-    if desk.state == DEAD or manager.beat.dead is not None:
+    if state == DEAD or manager.beat.dead is not None:
         return Status(f"{words}; the tables are saved", ALARM, (RESTART,))
-    assert desk.state == OPEN
+    assert state == OPEN
     bounded = [session.bound for session in list(manager.beat.sessions.values())]
     if words.startswith("wall"):
         return Status(words, ALARM, (BOUND_ALL, CLOSE_HALF, RESET))
@@ -64,4 +66,6 @@ def _of_the_pool(manager, bounded) -> str:
 
 def in_time(seconds: float) -> str:
     """A span of time as people say it."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    # Rounded before it is taken apart, so that no minute has 60 s.
+    whole = (seconds + 0.5) // 1
+    return f"{whole:.0f} s" if whole < 120 else f"{whole // 60:.0f} min {whole % 60:02.0f} s"
