@@ -38,13 +38,15 @@ def test_bench_prints_its_rows_or_json(monkeypatch, capfd):
 
     def run_bench(progress):
         progress("measuring", 0.5)
-        return {"rows": [row]}
+        return {"rows": [row], "left_out": ["panel: no Chromium here"]}
 
     stand_in(monkeypatch, "bench", run_bench=run_bench)
     assert main(["bench"]) == 0
-    assert capfd.readouterr().out.splitlines()[1].split() == ["plateau", "2.5", "ratio", "vllm-cpu"]
+    shown = capfd.readouterr()
+    assert shown.out.splitlines()[1].split() == ["plateau", "2.5", "ratio", "vllm-cpu"]
+    assert "left out: panel: no Chromium here" in shown.err
     assert main(["bench", "--json", "-"]) == 0
-    assert json.loads(capfd.readouterr().out) == {"rows": [row]}
+    assert json.loads(capfd.readouterr().out)["rows"] == [row]
 
 
 def test_lab_is_loopback_with_jupyters_token(monkeypatch, tmp_path):
@@ -61,12 +63,25 @@ def test_lab_leaves_port_and_browser_to_jupyter(monkeypatch, tmp_path):
     assert not [word for word in lab.lab_command() if ".port" in word or "browser" in word.partition("=")[0]]
 
 
+def test_lab_serves_another_folder_when_given_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(lab, "NOTEBOOKS", tmp_path / "none")
+    assert f"--ServerApp.root_dir={tmp_path}" in lab.lab_command(folder=tmp_path)
+
+
 def test_lab_becomes_jupyter(monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(lab, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(os, "execv", lambda path, argv: started.append((path, argv)))
     main(["lab", "--port", "9001", "--no-browser"])
     assert started == [(sys.executable, lab.lab_command(9001, browser=False))]
+
+
+def test_voila_is_loopback_with_a_token_and_can_end_its_kernels(monkeypatch, tmp_path):
+    (tmp_path / lab.PANEL).write_text("{}")
+    monkeypatch.setattr(lab, "NOTEBOOKS", tmp_path)
+    command = lab.voila_command(port=9001, browser=False)
+    assert command[:4] == [sys.executable, "-m", "voila", str(tmp_path / lab.PANEL)]
+    assert {"--Voila.ip=127.0.0.1", "--token", "--Voila.port=9001", "--no-browser"} <= set(command)
 
 
 def test_lab_without_notebooks_is_one_line(monkeypatch, tmp_path, capfd):

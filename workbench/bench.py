@@ -13,6 +13,8 @@ from collections.abc import Callable
 from statistics import median, quantiles
 
 from workbench._machine import cpu_model
+from workbench.bench_panel import REDRAW_S, panel_rows
+from workbench.bench_panel_kernel import PanelBenchError
 from workbench.bench_simulated import simulator_rows
 from workbench.bound import KVBound, blocks_for
 from workbench.engine import Facts
@@ -48,13 +50,24 @@ class StockEngine(VllmEngine):
         self.close("warm-up")
 
 
-def run_bench(progress: Callable[[str, float | None], None] | None = None, profile: Profile | None = None) -> dict:
-    """Measure every row. Returns {"machine": {...}, "rows": [{name, value, low, high, unit, executor, ...}]}.
+def run_bench(
+    progress: Callable[[str, float | None], None] | None = None,
+    profile: Profile | None = None,
+    redraw_s: float = REDRAW_S,
+) -> dict:
+    """Measure every row. Returns {"machine": {...}, "rows": [{name, value, low, high, unit, executor, ...}], "left_out"}.
 
-    ``low`` and ``high`` are the quartiles of the ratio over the turns. Takes some three minutes on two cores.
+    ``low`` and ``high`` are the quartiles of the ratio over the turns. ``redraw_s``: how long the panel's redraws are
+    counted. ``left_out``: a line for each part that cannot be measured here. Takes some eight minutes on two cores.
     """
-    say = progress or (lambda message, fraction: None)
-    return asyncio.run(_bench(profile or load_profile("smollm2"), say))
+    say, profile = progress or (lambda message, fraction: None), profile or load_profile("smollm2")
+    figures = asyncio.run(_bench(profile, lambda message, part: say(message, None if part is None else 0.5 * part)))
+    try:
+        rows = panel_rows(lambda message, part: say(message, 0.5 + 0.5 * part), profile, redraw_s)
+        figures["rows"] += [{"vllm": figures["rows"][0]["vllm"], **row} for row in rows]
+    except PanelBenchError as error:
+        figures["left_out"].append(f"panel: {error}")
+    return figures
 
 
 async def _bench(profile: Profile, say) -> dict:
@@ -83,7 +96,8 @@ async def _bench(profile: Profile, say) -> dict:
     }
     rows = [{**shared, **row, "params": {**shared["params"], **row["params"]}} for row in rows]
     simulated = simulator_rows(lambda message, part: say(message, 0.9 + 0.1 * part), profile.seed)
-    return {"machine": _machine(facts), "rows": rows + [{"vllm": facts.vllm, **row} for row in simulated]}
+    rows += [{"vllm": facts.vllm, **row} for row in simulated]
+    return {"machine": _machine(facts), "rows": rows, "left_out": []}
 
 
 async def _step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> list[dict]:

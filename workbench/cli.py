@@ -7,6 +7,7 @@ part, one line on stderr that says what to do. 130: interrupted.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from importlib import metadata
@@ -91,11 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     place = "where to keep the calibration (default: reports/calibration/PROFILE.json, where simulated runs look)"
     calibrate.add_argument("--out", type=Path, metavar="FILE", help=place)
 
-    add_json(command("bench", _bench, "measure the performance ratios, side by side in one run"))
+    bench = command("bench", _bench, "measure the performance ratios, side by side in one run")
+    add_json(bench)
+    bench.add_argument(
+        "--redraw-s", type=_seconds, metavar="S", help="how long the panel's redraws are counted (default: 60)"
+    )
 
     lab = command("lab", _lab, "open JupyterLab on notebooks/, on this machine alone and with a token")
     lab.add_argument("--port", type=_port, metavar="N", help="its port (default: the next free one from 8888)")
     lab.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    lab.add_argument("--voila", action="store_true", help="show the panel as a page of its own, without the notebook")
     return parser
 
 
@@ -103,6 +109,16 @@ def _port(text: str) -> int:
     if not (text.isdecimal() and 1 <= int(text) <= 65535):
         raise argparse.ArgumentTypeError(f"{text} is no port: give 1 to 65535")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 10 <= seconds <= 7200:
+        raise argparse.ArgumentTypeError(f"{text} is no time of 10 to 7200 s")
+    return seconds
 
 
 def _version() -> str:
@@ -150,18 +166,20 @@ def _bench(args: argparse.Namespace) -> int:
 
     check_file(args.json)
     with stdout_kept_clean(), Bar() as bar:
-        figures = run_bench(progress=bar)
+        figures = run_bench(progress=bar, **({} if args.redraw_s is None else {"redraw_s": args.redraw_s}))
     write_json(args.json, figures)
     if args.json != STDOUT:
         columns = ("name", "value", "unit", "executor")
         print(table([[row[column] for column in columns] for row in figures["rows"]], columns))
+    for line in figures["left_out"]:
+        say(f"left out: {line}", HELD)
     return HELD
 
 
 def _lab(args: argparse.Namespace) -> int:
     from workbench.lab import open_lab
 
-    open_lab(args.port, browser=not args.no_browser)
+    open_lab(args.port, browser=not args.no_browser, voila=args.voila)
 
 
 def _doctor(args: argparse.Namespace) -> int:

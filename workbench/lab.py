@@ -1,4 +1,4 @@
-"""JupyterLab on the checkout's notebooks, reachable from this machine alone and only with its token."""
+"""JupyterLab on the checkout's notebooks, or Voila on the panel: for this machine alone and only with a token."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+PANEL = "00_workbench.ipynb"
 
 
 class LabError(RuntimeError):
@@ -38,9 +39,30 @@ def lab_command(port: int | None = None, browser: bool = True, folder: Path | No
     return command
 
 
-def open_lab(port: int | None = None, browser: bool = True) -> NoReturn:
-    """Become JupyterLab, so that Ctrl-C and every other signal reach it alone. Raises LabError."""
-    command = lab_command(port, browser)
+def voila_command(port: int | None = None, browser: bool = True, notebook: Path | None = None) -> list[str]:
+    """The command line that shows a notebook, by default the panel's, as a page of its own, on loopback, with a token.
+
+    ``notebook`` may be a folder, whose notebooks are listed. Raises LabError.
+    """
+    notebook = notebook or NOTEBOOKS / PANEL
+    if find_spec("voila") is None:
+        raise LabError("Voila is not installed: run `make setup`, or `pip install 'metronome-workbench[voila]'`")
+    if not notebook.exists():
+        raise LabError(f"no notebook at {notebook}: run from a checkout that was set up by `make setup`")
+    command = [sys.executable, "-m", "voila", str(notebook), "--Voila.ip=127.0.0.1"]
+    # Bare: the token in JUPYTER_TOKEN, or a random one that Voila prints. Its own page gives no XSRF cookie back when it
+    # asks for its kernel's end, and would leave an engine running for each tab that is closed.
+    command += ["--token", "--Voila.tornado_settings={'disable_check_xsrf': True}"]
+    if port is not None:
+        command.append(f"--Voila.port={port}")
+    if not browser:
+        command.append("--no-browser")
+    return command
+
+
+def open_lab(port: int | None = None, browser: bool = True, voila: bool = False) -> NoReturn:
+    """Become JupyterLab or Voila, so that Ctrl-C and every other signal reach it alone. Raises LabError."""
+    command = voila_command(port, browser) if voila else lab_command(port, browser)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(command[0], command)

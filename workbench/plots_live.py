@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Points = tuple[list[float], list[float]]
-HEIGHT = 680
+HEIGHT = 640
 # An arm that is alone may be bounded and unbounded by turns: in neither's look.
 ALONE = Look("#009E73", "solid", "square")
 UNTITLED_TOP = 75
@@ -118,7 +118,7 @@ def _add(figure: Figure, arm: LiveArm, line: LiveLine, look: Look, several: bool
         y=[value * line.scale for value in y],
         name=name,
         legendgroup=name,
-        showlegend=line.line == "occupancy" or bool(line.symbol) or line.line == "forecast",
+        showlegend=(several and line.line == "occupancy") or bool(line.symbol) or line.line == "forecast",
         mode="markers" if line.symbol else "lines",
         line={"color": look.colour, "dash": "dash" if line.faint else look.dash, "width": 1.2 if line.faint else 2.2},
         marker={"color": INK if line.symbol in ("x", "star-triangle-down") else look.colour, "size": 12}

@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from workbench.lab import lab_command
+from workbench.lab import lab_command, voila_command
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 30.0
@@ -215,19 +214,17 @@ class LabServer(ServerProcess):
 
 
 class VoilaServer(ServerProcess):
-    """Voila on a folder of notebooks. It has no token unless asked, so ``--token`` asks; the variable says which."""
+    """Voila as ``workbench lab --voila`` starts it, on a folder of notebooks."""
 
     name = "Voila"
     _answers_at = "voila/api/contents"
 
     def _command(self) -> list[str]:
         return [
-            *(sys.executable, "-m", "voila", str(self.folder), "--no-browser", "--token", "--show_tracebacks=True"),
-            *("--Voila.ip=127.0.0.1", f"--port={self.port}", "--Voila.port_retries=0"),
+            *voila_command(self.port, browser=False, notebook=self.folder),
+            "--Voila.port_retries=0",
+            "--show_tracebacks=True",
             f"--Voila.connection_dir_root={self.home}",
-            # A page that goes asks for its kernel's end, but without the proof that Jupyter wants of whoever logged in
-            # by cookie: the kernel would live on.
-            "--Voila.tornado_settings={'disable_check_xsrf': True}",
         ]
 
     def page_url(self, notebook: str) -> str:

@@ -22,8 +22,8 @@ SHOWN = """root => [...root.querySelectorAll('.jp-OutputArea-output')]
     .filter(output => !output.parentElement.closest('.jp-OutputArea-output'))
     .map(output => output.innerText).join('\\n')"""
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:\s.*\n)*(\S.*)")
-# JupyterLab's debugger asks each new kernel what it was doing, and complains when a restart cuts that short.
-_NOISE = ("Could not restore the debugger state",)
+# JupyterLab asks kernels things of its own all the time and complains of each that a restart or an end cut short.
+_NOISE = re.compile(r"Canceled future for \w+ message before replies were done")
 # A script cannot be waited for with a limit, but a flag that it sets can.
 _START = """([ticket, argument]) => {{
     const done = window.metronomeDone ??= {{}};
@@ -207,7 +207,7 @@ class WidgetPage:
     def _tab(self) -> Page:
         page = self.context.new_page()
         page.on("console", self._hear_console)
-        page.on("pageerror", lambda error: self._hear("error", f"page: {error}"))
+        page.on("pageerror", self._hear_page_error)
         page.on("request", self._hear_request)
         return page
 
@@ -224,8 +224,13 @@ class WidgetPage:
     def _hear_console(self, message: ConsoleMessage) -> None:
         self._console.append(f"{message.type}: {message.text}")
         # A resource of another machine that did not load is told by ``outside``.
-        if message.type == "error" and _is_here(message.location["url"]) and not message.text.startswith(_NOISE):
+        if message.type == "error" and _is_here(message.location["url"]) and not _NOISE.search(message.text):
             self._hear("error", f"console: {message.text}")
+
+    def _hear_page_error(self, error: Error) -> None:
+        self._console.append(f"page: {error}")
+        if not _NOISE.search(str(error)):
+            self._hear("error", f"page: {error}")
 
     def _hear_request(self, request: Request) -> None:
         if not _is_here(request.url):

@@ -15,6 +15,8 @@ from workbench.engine.base import EngineError
 
 PLUGIN = "metronome"
 STOP_TIMEOUT_S = 20.0
+KILLED = "one of its processes ended without a word: killed from outside, or memory ran out"
+_DEATH = "EngineDeadError"
 _LOG_PREFIX = re.compile(r"^\S+ \S+ ERROR \S+ ")
 # A line of a traceback that names the exception.
 _ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: |$)")
@@ -104,4 +106,8 @@ def cause(log_dir: Path, error: BaseException) -> str:
     log = log_dir / "engine.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     raised = [line for line in (_LOG_PREFIX.sub("", line) for line in lines) if _ERROR_LINE.match(line)]
-    return f"{raised[0].strip() if raised else first_line(error)} (log: {log})"
+    # What vLLM raises of a death names no cause, only that there was one.
+    said = [line.strip() for line in raised if _DEATH not in line]
+    if not said:
+        said = [KILLED if _DEATH in type(error).__name__ else first_line(error)]
+    return f"{said[0]} (log: {log})"

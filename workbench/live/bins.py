@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MOST_BINS = 300
@@ -41,7 +42,8 @@ class Bins:
 
     def add(self, at_s: float, value: float) -> None:
         """A sample, which may be somewhat older than the newest."""
-        self._put(_Bin(int(at_s // self.width_s), 1, value, value, value, at_s))
+        # What falls on an edge belongs to the bin that begins there, whatever the rounding of its time.
+        self._put(_Bin(math.floor(at_s / self.width_s + 1e-6), 1, value, value, value, at_s))
         # Bins that lie far apart do not merge at once.
         while len(self._bins) > self.most:
             self._widen()

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from html import escape
 from pathlib import Path
 
-from workbench.admission import Aimd, Gate, Gradient2, Headroom
+from workbench.admission import AdmissionError, Aimd, Gate, Gradient2, Headroom
 from workbench.audio import AudioError, Clip
 from workbench.bound import KVBound
 from workbench.live import rows as table_rows
@@ -97,17 +97,19 @@ class Hands:
         if controller is None:
             return self._ask("admission off", [desk.admit(None) for desk in desks])
         words = f"admission by {controller}, target {target_s:g} s"
+        if controller not in CONTROLLERS:
+            known = ", ".join(CONTROLLERS)
+            return self._refused(words, AdmissionError(f"no controller {controller!r}: choose from {known}"))
         return self._ask(words, [desk.admit(lambda n: self._gate(controller, target_s, n)) for desk in desks])
 
     def _gate(self, controller: str, target_s: float, sessions: int) -> Gate:
         """Begins with the ``sessions`` that are open: they were served well so far, or the controller soon knows."""
-        latency = Aimd(target_s, start=max(1, sessions))
-        makes = {
-            "AIMD": lambda: latency,
-            "headroom": lambda: Headroom(latency, horizon_s=HORIZON_S),
-            "Gradient2": lambda: Gradient2(start=max(4, sessions)),
-        }
-        return Gate(makes[controller](), interval_s=self.profile.frame_budget_s)
+        if controller == "Gradient2":
+            made = Gradient2(start=max(4, sessions))
+        else:
+            latency = Aimd(target_s, start=max(1, sessions))
+            made = latency if controller == "AIMD" else Headroom(latency, horizon_s=HORIZON_S)
+        return Gate(made, interval_s=self.profile.frame_budget_s)
 
     def reset(self) -> Asked:
         """End all sessions and begin a new run on the same engines."""
@@ -164,9 +166,12 @@ class Hands:
             try:
                 what()
             except Exception as error:  # noqa: BLE001, it has no other caller to be told to
-                self.say(f"{type(error).__name__}: {error}")
+                self.say(" ".join(f"{type(error).__name__}: {error}".split()))
 
-        self.live.chores.submit(do)
+        if self.live.ended:
+            self.say("the workbench was ended: open another")
+        else:
+            self.live.chores.submit(do)
 
     # -- what there is to see ---------------------------------------------------------------------------------------
 

@@ -110,6 +110,8 @@ class Lesson:
         words = f"it is {truth:.4g} {question.unit}{self._beside(question)}; you typed {value:.6g}"
         if not right:
             words += f", and right is what lies within {question.tolerance:.3g}"
+        if key == "t_full" and (dropped := self.ask(facts.dropped_before_full)):
+            words += f"; {dropped} frames were dropped before: the engine is too slow for them, and they fill nothing"
         return Verdict(f"{'right' if right else 'not right'}: {words}", right)
 
     def _beside(self, question: Question) -> str:

@@ -16,7 +16,7 @@ from workbench.experiments import Claim, Result, joined, params_of
 from workbench.experiments.cliff import wall_claims
 from workbench.experiments.saturation import ERROR
 from workbench.saturation import PREDICT_BELOW_USAGE, Prediction, prediction
-from workbench.telemetry import ON_TIME, RETURNED, TABLES, FrameRow, load_tables
+from workbench.telemetry import DROPPED, RETURNED, TABLES, FrameRow, load_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,19 +120,21 @@ def settled_s(manager: SessionManager) -> Answer:
         return "no frame has returned yet"
     if unbounded:
         return f"{unbounded} of {len(present)} sessions are unbounded: switch the bound on for all"
-    since = [_settled_s(frames, manager.profile.block_size) for frames in present.values()]
+    since = [_settled_s(frames, manager.profile) for frames in present.values()]
     if None in since:
         return f"{since.count(None)} of {len(since)} sessions have not come to their plateau yet: wait some frames"
     return max(since)
 
 
-def _settled_s(frames: list[FrameRow], block_size: int) -> float | None:
+def _settled_s(frames: list[FrameRow], profile: Profile) -> float | None:
     bound, since = _bound_of(frames[-1]), None
-    full = bound.sink_tokens(block_size) + bound.window
+    least = bound.sink_tokens(profile.block_size) + bound.window
+    most = bound.resident_max(profile.block_size, profile.frame_tokens, profile.tokens_owed)
     for row in reversed(frames):
         if _bound_of(row) != bound:
             break
-        if row.status == ON_TIME and row.age_tokens is not None and row.age_tokens >= full:
+        # One that came from the wall still holds all it ever heard until its bound is taken up.
+        if row.age_tokens is not None and row.age_tokens >= least and row.resident_tokens <= most:
             since = row.returned_at_s
     return since
 
@@ -151,6 +153,21 @@ def plateau_blocks(manager: SessionManager) -> Answer:
     return float(max(row.blocks_used for row in rows))
 
 
+def back(manager: SessionManager) -> set[str]:
+    """The sessions that delivered under a bound after the wall."""
+    wall_s = manager.beat.wall_at_s
+    if wall_s is None:
+        return set()
+    rows = _returned(manager)
+    return {row.session for row in rows if row.due_at_s > wall_s and row.window is not None and row.tokens_delivered}
+
+
+def dropped_before_full(manager: SessionManager) -> int:
+    """Frames whose audio was dropped before the pool was full: the engine could not keep up with them."""
+    full_s = manager.beat.first_refused_at_s or math.inf
+    return sum(row.status == DROPPED and row.due_at_s < full_s for row in _returned(manager))
+
+
 def most_blocks(profile: Profile, chosen: list[KVBound]) -> int:
     """The blocks of sessions under these bounds together, each at the most that it ever holds."""
     tokens_in, owed = profile.frame_tokens, profile.tokens_owed
@@ -162,7 +179,7 @@ def result(manager: SessionManager, silent: pd.DataFrame, saved: Path, metrics: 
 
     ``silent``: the frames table as it was at the wall, before the bound was switched on. ``saved``: the folder that got
     the tables when the engine was ended. ``metrics``: to be kept with it, beside the instants of the first opening and
-    of the wall, in seconds since the run began.
+    of the wall, in seconds since the run began, and the frames whose audio was dropped before the pool was full.
     """
     facts, starts = manager.engine.facts, opened(manager)
     profile = manager.profile.with_(sessions=len(starts))
@@ -173,7 +190,12 @@ def result(manager: SessionManager, silent: pd.DataFrame, saved: Path, metrics: 
         vllm=facts.vllm,
         seed=profile.seed,
         params=params_of(profile, facts),
-        metrics={**metrics, "opened_at_s": min(starts), "wall_at_s": manager.beat.wall_at_s},
+        metrics={
+            **metrics,
+            "opened_at_s": min(starts),
+            "wall_at_s": manager.beat.wall_at_s,
+            "dropped_before_full": dropped_before_full(manager),
+        },
         claims=(*_forecast_claims(manager), *_wall_claims(manager, silent), *_bound_claims(manager, saved)),
         **joined([manager.tables]),
     )
@@ -216,16 +238,13 @@ def _wall_claims(manager: SessionManager, silent: pd.DataFrame) -> list[Claim]:
 
 
 def _bound_claims(manager: SessionManager, saved: Path) -> list[Claim]:
-    sessions = len(opened(manager))
-    wall_s = manager.beat.wall_at_s
-    bounded = [row for row in _returned(manager) if row.window is not None and row.due_at_s > (wall_s or 0.0)]
-    back = len({row.session for row in bounded if row.tokens_delivered})
+    sessions, speak = len(opened(manager)), len(back(manager))
     held, most = plateau_blocks(manager), most_blocks(manager.profile, [b for b in bounds(manager) if b is not None])
     tables = load_tables(saved)
     rows = {name: len(tables[name]) for name in TABLES}
     there = {name: len(getattr(manager, name)()) for name in TABLES}
     return [
-        Claim("with the bound on every session delivers again", back == sessions, f"{back} of {sessions}", "all"),
+        Claim("with the bound on every session delivers again", speak == sessions, f"{speak} of {sessions}", "all"),
         Claim(
             "with the bound on the pool falls to the plateau and stays there",
             isinstance(held, float) and held <= most < manager.profile.pool_blocks,

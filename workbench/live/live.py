@@ -76,6 +76,8 @@ class Live:
         ]
         self.listeners: list[Callable[[list[dict | None]], None]] = []
         self.faults: list[str] = []
+        # Nothing is read or shown meanwhile: for measuring what that costs.
+        self.resting = False
         # For what takes its time and needs no engine: reading an uploaded clip, packing an archive.
         self.chores = ThreadPoolExecutor(1, thread_name_prefix="metronome-chores")
         self._reading = threading.RLock()
@@ -116,7 +118,8 @@ class Live:
     def _read_on(self) -> None:
         while not self._over.wait(1 / READS_PER_S):
             try:
-                self.read()
+                if not self.resting:
+                    self.read()
             except Exception as error:  # noqa: BLE001, a fault in what is shown must not end the showing; it is told
                 line = f"fault in the panel: {type(error).__name__}: {error}"
                 if line not in self.faults:

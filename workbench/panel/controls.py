@@ -15,6 +15,8 @@ COLOURS = {"calm": "#009E73", "busy": "#56B4E9", "warning": "#E69F00", "alarm": 
 SYMBOLS = {"calm": "●", "busy": "…", "warning": "▲", "alarm": "■"}
 SPEEDS = [(f"{speed:g}x", speed) for speed in (1.0, 2.0, 5.0, 10.0, 30.0, MOST_SPEED)]
 NARROW = w.Layout(width="auto", min_width="90px")
+# Not None, which a dropdown shows as an empty line.
+NONE_OPEN = ("none open", "")
 _STYLE = {"description_width": "initial"}
 
 
@@ -80,7 +82,12 @@ class AddSessions(w.VBox):
         parts = [
             self.clip,
             self.count,
-            button("add", lambda: add(self.clip.value if clips else None, self.count.value), "open sessions, at different places of the clip", "primary"),
+            button(
+                "add",
+                lambda: add(self.clip.value if clips else None, self.count.value),
+                "open sessions, at different places of the clip",
+                "primary",
+            ),
         ]
         if self.heard:
             parts += [button("listen", lambda: listen(self.clip.value), "play the clip here"), upload]
@@ -105,7 +112,8 @@ class Sessions(w.VBox):
     """Select a session, close one or all, bound one or all."""
 
     def __init__(self, close, set_bound, bound: tuple[int, int], block: int, most: int) -> None:
-        self.select = w.Dropdown(options=[("none open", None)], description="session", style=_STYLE)
+        self.select = w.Dropdown(options=[NONE_OPEN], description="session", style=_STYLE)
+        self.select.layout.width = "330px"
         self.whom = w.ToggleButtons(options=["all", "selected"], style={"button_width": "80px"})
         self.bounded = w.ToggleButtons(
             options=["bound on", "bound off"], value="bound off", style={"button_width": "90px"}
@@ -122,14 +130,17 @@ class Sessions(w.VBox):
             [
                 row(
                     self.select,
-                    button(
-                        "close", lambda: close(self.select.value) if self.select.value else None, "end the selected"
-                    ),
+                    button("close", lambda: close(self.selected) if self.selected else None, "end the selected"),
                     button("close all", lambda: close(None), "end every session"),
                 ),
                 row(w.Label("at the next frame:"), self.whom, self.bounded, self.window, self.sinks),
             ]
         )
+
+    @property
+    def selected(self) -> str | None:
+        """The session that is selected."""
+        return self.select.value or None
 
     @property
     def on(self) -> bool:
@@ -141,8 +152,8 @@ class Sessions(w.VBox):
         selected = self.whom.value == "selected"
         if self._told:
             return
-        if not selected or self.select.value:
-            self._set_bound(self.select.value if selected else None)
+        if not selected or self.selected:
+            self._set_bound(self.selected if selected else None)
 
     def show(self, sessions: dict[str, str], bound: tuple[int, int] | None) -> None:
         """The open sessions, name -> what to call it; what was selected stays selected. ``bound``: of those to come."""
@@ -154,7 +165,7 @@ class Sessions(w.VBox):
                 set_if(self.sinks, value=bound[1])
         finally:
             self._told = False
-        options = [(words, name) for name, words in sessions.items()] or [("none open", None)]
+        options = [(words, name) for name, words in sessions.items()] or [NONE_OPEN]
         if tuple(options) != tuple(self.select.options):
             selected = self.select.value
             self.select.options = options

@@ -121,8 +121,8 @@ class Panel(w.VBox):
 
     def _show_slowly(self) -> None:
         set_if(self.admission.cap, value=self.bench.admission_words())
-        set_if(self.words, value=self.bench.words_html(self.sessions.select.value))
-        name = self.sessions.select.value
+        set_if(self.words, value=self.bench.words_html(self.sessions.selected))
+        name = self.sessions.selected
         if name is not None and time.monotonic() > self._held_rows_until:
             set_if(self.rows, value=self.bench.rows_html(name))
 
