@@ -58,6 +58,12 @@ def test_lab_is_loopback_with_jupyters_token(monkeypatch, tmp_path):
     assert not [word for word in command if "token" in word or "password" in word]
 
 
+def test_lab_opens_the_panels_notebook_where_it_is_there(tmp_path):
+    assert not any("default_url" in word for word in lab.lab_command(folder=tmp_path))
+    (tmp_path / lab.PANEL).write_text("{}")
+    assert f"--LabApp.default_url=/lab/tree/{lab.PANEL}" in lab.lab_command(folder=tmp_path)
+
+
 def test_lab_leaves_port_and_browser_to_jupyter(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "NOTEBOOKS", tmp_path)
     assert not [word for word in lab.lab_command() if ".port" in word or "browser" in word.partition("=")[0]]

@@ -27,6 +27,7 @@ pool_blocks = 20000
 slowdown = 4.0
 """
 NOTEBOOKS = {
+    "00": (FEW, {"pair_sessions": 8, "pair_blocks": 1000}),
     "03": (FEW, {}),
     "04": (SLOW, {"paper": False, "duration": 400.0}),
     "05": (FEW, {"models": "none"}),

@@ -55,7 +55,7 @@ def run_bench(
     profile: Profile | None = None,
     redraw_s: float = REDRAW_S,
 ) -> dict:
-    """Measure every row. Returns {"machine": {...}, "rows": [{name, value, low, high, unit, executor, ...}], "left_out"}.
+    """Measure every row. Returns {"machine": {...}, "rows": [{name, value, low, high, unit, executor, ...}], ...}.
 
     ``low`` and ``high`` are the quartiles of the ratio over the turns. ``redraw_s``: how long the panel's redraws are
     counted. ``left_out``: a line for each part that cannot be measured here. Takes some eight minutes on two cores.

@@ -28,6 +28,8 @@ def lab_command(port: int | None = None, browser: bool = True, folder: Path | No
     if not folder.is_dir():
         raise LabError(f"no notebooks at {folder}: run from a checkout that was set up by `make setup`")
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder}"]
+    if (folder / PANEL).exists():
+        command.append(f"--LabApp.default_url=/lab/tree/{PANEL}")
     if port is not None:
         # Whoever names a port has told it to someone: another one in its place would not be found.
         command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]

@@ -22,7 +22,7 @@ MS, GIB, PER_CENT = 1e3, 2.0**-30, 100.0
 
 @dataclass(frozen=True)
 class LiveArm:
-    """``points(line)``: the points of a line, as workbench.live.feed.Feed.points gives them. ``name``: in the legend."""
+    """``points(line)``: the points of a line, as workbench.live.feed.Feed.points gives them; ``name``: in the legend."""
 
     name: str
     points: Callable[..., Points]

@@ -27,13 +27,16 @@ class RealTime(Drive):
         self._wake: asyncio.Event | None = None
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
+        self._closing = False
 
     def start(self) -> None:
         if self._thread is not None:
             raise SessionError("this manager was started before: make a new one for a new run")
         ready: Future = Future()
-        self._thread = threading.Thread(target=self._main, args=(ready,), name="metronome-beat", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._main, args=(ready,), name="metronome-beat", daemon=True)
+        thread.start()
+        # Only now: whoever closes it from another thread joins what is here.
+        self._thread = thread
         try:
             ready.result()
         except BaseException:
@@ -43,6 +46,8 @@ class RealTime(Drive):
     def close(self) -> None:
         if self._thread is None:
             return
+        # For a loop that is not there yet; it looks at this once it is.
+        self._closing = True
         if self._loop is not None and not self._loop.is_closed():
             try:
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -64,7 +69,10 @@ class RealTime(Drive):
                 ready.set_exception(error)
 
     async def _live(self, ready: Future) -> None:
-        self._loop, self._wake, self._stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._wake, self._stop = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._closing:
+            self._stop.set()
         # Tables are pandas: its import holds the interpreter for longer than a short frame budget, so not on the beat.
         import pandas  # noqa: F401
 

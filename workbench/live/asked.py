@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 
 class Asked:
-    """What was asked of the engines: done in its own time. ``await`` it, or take ``result``, for the answer or the error."""
+    """What was asked of the engines, done in its own time: ``await`` it, or take ``result``, for its answer or error."""
 
     def __init__(self, what: str, answers: list[Future]) -> None:
         self.what, self._answers = what, answers

@@ -15,11 +15,13 @@ class Clips:
     """By name. ``none_needed``: the profile's front end takes no audio; ``only_words``: it needs a transcript."""
 
     def __init__(self, profile: Profile) -> None:
-        from workbench.frontends import ARGUMENTS
+        from workbench.frontends import ARGUMENTS, tokens_per_frame
 
         kind = profile.front_end.partition(":")[0]
         self.none_needed = kind in ARGUMENTS
         self.only_words = kind == "text"
+        # The most tokens of a frame where the front end fixes it; a session says more of its own.
+        self.frame_tokens = tokens_per_frame(profile.front_end, profile.frame_budget_s) or 1
         self._uploaded: dict[str, Clip] = {}
 
     def names(self) -> list[str]:

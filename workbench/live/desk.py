@@ -1,4 +1,4 @@
-"""A desk: one engine under a user's hands. What is asked of it is queued, done on a thread of its own, and never waited for.
+"""A desk: one engine under a user's hands. What is asked of it is queued and done on its own thread; nobody waits.
 
     desk = Desk(load_profile("smollm2"), folder).open()
     desk.add(sample_clip("numbers"), 4)
@@ -77,10 +77,10 @@ class Desk:
         self._ending.set()
         self._asked.put(None)
         while self._thread.is_alive() and self._thread is not threading.current_thread():
-            if self.state == STARTING and self.manager is not None:
-                # A start is given up.
-                self.manager.close()
             self._thread.join(LOOK_EVERY_S)
+            if self.state == STARTING and self.manager is not None:
+                # A start that does not come to its end by itself is given up.
+                self.manager.close()
 
     @property
     def alive(self) -> bool:
@@ -134,7 +134,7 @@ class Desk:
         return self._ask(close)
 
     def close_half(self) -> Future:
-        """End every other session, which lets the rest breathe at the wall. The answer: how many were ended."""
+        """End the newer half of the sessions, so that the rest can breathe at the wall. The answer: how many ended."""
 
         def close(manager: SessionManager) -> int:
             chosen = list(manager.beat.sessions)[::-1][: (len(manager.beat.sessions) + 1) // 2]
@@ -149,7 +149,7 @@ class Desk:
         return self._ask(lambda manager: manager.set_bound(bound, name))
 
     def admit(self, new_gate: Callable[[int], Gate] | None) -> Future:
-        """Admission by a gate of this making, a new one for each run, told how many sessions are open; None: no gate."""
+        """Admission by a gate of this making, a new one for each run, told how many sessions are open. None: by none."""
 
         def admit(manager: SessionManager) -> None:
             # Made first: one that cannot be made leaves the one there is.
@@ -199,6 +199,9 @@ class Desk:
             answer.set_exception(EngineError("the desk was ended: open another"))
             return answer
         self._asked.put((act, answer))
+        if not self._thread.is_alive():
+            # It ended in between, and takes up nothing more.
+            self._refuse_the_rest()
         return answer
 
     # -- the thread -------------------------------------------------------------------------------------------------
@@ -220,10 +223,16 @@ class Desk:
             self.pace.leave(self)
             self._close_manager()
             self.state = ENDED
-            while not self._asked.empty():
-                asked = self._asked.get()
-                if asked is not None and asked[1].set_running_or_notify_cancel():
-                    asked[1].set_exception(EngineError("the desk was ended: open another"))
+            self._refuse_the_rest()
+
+    def _refuse_the_rest(self) -> None:
+        while True:
+            try:
+                asked = self._asked.get_nowait()
+            except queue.Empty:
+                return
+            if asked is not None and asked[1].set_running_or_notify_cancel():
+                asked[1].set_exception(EngineError("the desk was ended: open another"))
 
     def _start(self) -> None:
         self.runs += 1
@@ -244,7 +253,7 @@ class Desk:
             if not self._ending.is_set():
                 self.manager.start()
                 self.state, self.notice = OPEN, ""
-        except Exception as error:  # noqa: BLE001, whatever keeps the engine from starting is said; it may be tried again
+        except Exception as error:  # noqa: BLE001, whatever keeps it from starting is said, and it may be tried again
             self.pace.leave(self)
             self.notice, self.state = _in_words(error), FAILED
 
@@ -266,7 +275,7 @@ class Desk:
             return
         try:
             manager.close()
-        except Exception as error:  # noqa: BLE001, an engine that dies on its way out must not keep the next from starting
+        except Exception as error:  # noqa: BLE001, one that dies on its way out must not keep the next from starting
             self.notice = f"the engine ended badly: {_in_words(error)}"
 
     def _wait_s(self) -> float:

@@ -122,7 +122,7 @@ class Feed:
         return (x[:-1], y[:-1]) if how is Bins.per_second else (x, y)
 
     def changed(self) -> dict[str, int]:
-        """For each line the first point that has changed since this was last asked; lines without a change are left out."""
+        """For each line that has changed since this was last asked: its first point that has."""
         firsts = {name: bins.changed() for name, bins in self.values.items()}
         lines = {
             line: max(0, firsts[value] - (how is Bins.per_second))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.admission import AdmissionError, Aimd, Gate, Gradient2, Headroom
 from workbench.audio import AudioError, Clip
-from workbench.bound import KVBound
+from workbench.bound import BoundError, KVBound
 from workbench.live import rows as table_rows
 from workbench.live.asked import Asked
 from workbench.live.clips import Clips
@@ -77,11 +77,16 @@ class Hands:
         return self._ask(f"close {name or 'all'}", [arm.desk.close(names) for arm in self.live.arms])
 
     def close_half(self) -> Asked:
-        """End every other session."""
+        """End the newer half of the sessions."""
         return self._ask("close half", [arm.desk.close_half() for arm in self.live.arms])
 
     def bound(self, bound: KVBound | None, name: str | None = None) -> Asked:
         """Switch the bound, from the next frame on: for one session, or for all there are and those to come."""
+        if bound is not None:
+            try:
+                self.profile.check_bound(bound, self.clips.frame_tokens)
+            except BoundError as error:
+                return self._refused(f"bound W {bound.window}", error)
         if name is None:
             self.bound_to_come = bound
         words = "bound off" if bound is None else f"bound W {bound.window} S {bound.sinks}"
@@ -98,8 +103,8 @@ class Hands:
             return self._ask("admission off", [desk.admit(None) for desk in desks])
         words = f"admission by {controller}, target {target_s:g} s"
         if controller not in CONTROLLERS:
-            known = ", ".join(CONTROLLERS)
-            return self._refused(words, AdmissionError(f"no controller {controller!r}: choose from {known}"))
+            why = f"no controller {controller!r}: choose from {', '.join(CONTROLLERS)}"
+            return self._refused(words, AdmissionError(why))
         return self._ask(words, [desk.admit(lambda n: self._gate(controller, target_s, n)) for desk in desks])
 
     def _gate(self, controller: str, target_s: float, sessions: int) -> Gate:
@@ -128,7 +133,7 @@ class Hands:
 
     def pause(self, paused: bool = True) -> None:
         """Let no virtual time pass, or let it pass again."""
-        self.live.pace.paused = paused
+        self.live.pause(paused)
 
     def step(self, seconds: float | None = None) -> None:
         """Let one frame budget pass, or so many seconds, and pause."""
@@ -169,23 +174,21 @@ class Hands:
                 self.say(" ".join(f"{type(error).__name__}: {error}".split()))
 
         if self.live.ended:
-            self.say("the workbench was ended: open another")
-        else:
-            self.live.chores.submit(do)
+            return self.say("the workbench was ended: open another")
+        self.live.chores.submit(do)
 
     # -- what there is to see ---------------------------------------------------------------------------------------
 
     def until(self, condition: str | Callable[[Hands], bool], seconds: float = 600.0):
-        """``await`` it: until the engines are "open", some arm's "pool full", at its "wall", or ``condition(wb)`` holds.
+        """``await`` it until the engines are "open", an arm is "pool full" or at its "wall", or ``condition(wb)`` holds.
 
-        True then; False after so many real seconds, when an engine is dead, and when the cell is interrupted: the engines
-        play on. Nothing else waits meanwhile.
+        True then; False after so many real seconds, when an engine is dead, and when the cell is interrupted: the
+        engines play on. Nothing else waits meanwhile.
         """
         words = {"open": _is_open, "pool full": _is_full, "wall": _is_at_wall}
         if isinstance(condition, str) and condition not in words:
-            raise ValueError(
-                f"until {condition!r}: choose from {', '.join(words)}, or give a function of the workbench"
-            )
+            known = ", ".join(words)
+            raise ValueError(f"until {condition!r}: choose from {known}, or give a function of the workbench")
         return self._until(words.get(condition, condition) if isinstance(condition, str) else condition, seconds)
 
     async def _until(self, holds: Callable[[Hands], bool], seconds: float) -> bool:

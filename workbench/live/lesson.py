@@ -140,18 +140,22 @@ class Lesson:
         return made.forecast.t_full_s - min(facts.opened(self.hands.manager()))
 
     def table(self) -> pd.DataFrame:
-        """What was predicted, typed, worked out by hand, forecast and measured: a row for each question with a number."""
+        """What was predicted, typed, worked out by hand, forecast and measured: a row for each question with a number.
+
+        Nothing is told of a question before something was typed.
+        """
         import pandas as pd
 
         numeric = [question for question in self.questions if question.truth is not None]
+        asked = [(question, question.key in self._typed) for question in numeric]
         columns = {
             "question": [question.name for question in numeric],
             "unit": [question.unit for question in numeric],
             "you, before": [self._predicted.get(question.key) for question in numeric],
             "you, last": [self._typed.get(question.key) for question in numeric],
-            "by hand": [question.by_hand and question.by_hand() for question in numeric],
-            "forecast": [self.forecast_s() if question.key == "t_full" else None for question in numeric],
-            "measured": [self.measured(question.key) for question in numeric],
+            "by hand": [question.by_hand() if tell and question.by_hand else None for question, tell in asked],
+            "forecast": [self.forecast_s() if tell and question.key == "t_full" else None for question, tell in asked],
+            "measured": [self.measured(question.key) if tell else None for question, tell in asked],
         }
         numbers = {name: pd.Series(values, dtype="float64") for name, values in list(columns.items())[2:]}
         return pd.DataFrame(columns | numbers)
@@ -218,14 +222,14 @@ def _questions(lesson: Lesson) -> tuple[Question, ...]:
             f"Each frame a session grows by {p.frame_tokens} tokens in + {p.tokens_owed} owed - 1 = {p.growth} tokens, "
             f"for the last one is sampled and not kept. So {n} sessions take {n * p.growth} of the pool's "
             f"{p.pool_tokens} tokens every {budget}: {p.pool_tokens} / {n * p.growth} x {budget} = {by_eq1_s:.1f} s, "
-            "which is Eq. 1 on an empty pool. The run differs by some frames, for it takes whole blocks, frame by frame.",
+            "which is Eq. 1 on an empty pool. The run differs by some frames: it takes whole blocks, frame by frame.",
             lesson.eq1_s,
         ),
         Question(
             "misses",
             "deadline misses at the wall",
-            "At the wall no session says a word. How many deadline misses are counted there? And why does latency still "
-            "read healthy?",
+            "At the wall no session says a word. How many deadline misses are counted there? And why does latency "
+            "still read healthy?",
             "misses",
             lambda: lesson.ask(facts.misses_at_wall),
             0.0,
@@ -246,7 +250,7 @@ def _questions(lesson: Lesson) -> tuple[Question, ...]:
         Question(
             "plateau",
             "plateau under the bound",
-            f"The bound ({bound}) is switched on for all {n} sessions. How much of the pool do they hold then, at most?",
+            f"The bound ({bound}) is switched on for all {n} sessions. How much of the pool do they hold, at most?",
             "% of the pool",
             lesson.plateau_measured_percent,
             100.0 * n / p.pool_blocks,
@@ -262,11 +266,11 @@ def _questions(lesson: Lesson) -> tuple[Question, ...]:
             "",
             None,
             0.0,
-            "From the next frame of each session on, the blocks between its sinks and its window went back to the pool. "
-            "At the wall no next frame could begin, so there the bound reached the sessions with the next look at "
-            "the pool, in the middle of their chunks. The session at the head of the queue got its blocks, then the next, "
-            f"and all deliver again. Of the audio meanwhile only the last {p.backlog} chunks had waited; what was dropped "
-            "is not answered.",
+            "From the next frame of each session on, the blocks between its sinks and its window went back to the "
+            "pool. At the wall no next frame could begin, so there the bound reached the sessions with the next look "
+            "at the pool, in the middle of their chunks. The session at the head of the queue got its blocks, then "
+            f"the next, and all deliver again. Of the audio meanwhile only the last {p.backlog} chunks had waited; "
+            "what was dropped is not answered.",
         ),
         Question(
             "ceiling",
@@ -275,8 +279,8 @@ def _questions(lesson: Lesson) -> tuple[Question, ...]:
             "sessions",
             lesson.ceiling,
             0.0,
-            f"{p.pool_blocks} blocks / {most} blocks each, rounded down: {p.pool_blocks // most}. Unbounded there is no "
-            "such number: any of them fill the pool, sooner or later.",
+            f"{p.pool_blocks} blocks / {most} blocks each, rounded down: {p.pool_blocks // most}. Unbounded there is "
+            "no such number: any of them fill the pool, sooner or later.",
             lesson.ceiling,
         ),
     )

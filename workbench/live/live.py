@@ -27,7 +27,8 @@ from workbench.profiles import Profile
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-READS_PER_S = 10.0
+# Between two readings, at most and at least: a page that has drawn is given the next at once, but not more of them.
+READ_EVERY_S, READ_APART_S = 0.1, 0.05
 FOLDER = Path(__file__).resolve().parents[2] / "reports" / "live"
 
 
@@ -44,7 +45,8 @@ class Arm:
 
 
 class Live:
-    """``labels``: one arm each. ``folder`` gets the tables. Reads by itself, ten times a second, and tells ``listeners``.
+    """``labels``: one arm each. ``folder`` gets the tables. Reads by itself, ten times a second, and tells
+    ``listeners``.
 
     A listener is called on the reading thread with what has changed since the last time, arm by arm: for each line its
     first changed point; None in place of an arm's lines where the arm has begun a new run.
@@ -81,7 +83,7 @@ class Live:
         # For what takes its time and needs no engine: reading an uploaded clip, packing an archive.
         self.chores = ThreadPoolExecutor(1, thread_name_prefix="metronome-chores")
         self._reading = threading.RLock()
-        self._over = threading.Event()
+        self._over, self._awake = threading.Event(), threading.Event()
         self._process = psutil.Process()
         self._reader = threading.Thread(target=self._read_on, name="metronome-reader", daemon=True)
 
@@ -116,7 +118,9 @@ class Live:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def _read_on(self) -> None:
-        while not self._over.wait(1 / READS_PER_S):
+        while not self._over.wait(READ_APART_S):
+            self._awake.wait(READ_EVERY_S - READ_APART_S)
+            self._awake.clear()
             try:
                 if not self.resting:
                     self.read()
@@ -124,6 +128,16 @@ class Live:
                 line = f"fault in the panel: {type(error).__name__}: {error}"
                 if line not in self.faults:
                     self.faults.append(line)
+
+    def wake(self) -> None:
+        """Read soon: somebody waits for it."""
+        self._awake.set()
+
+    def pause(self, paused: bool) -> None:
+        """Let no virtual time pass, or let it pass again."""
+        # Asked for while the arms start: they begin as the user wants it.
+        self._held = False
+        self.pace.paused = paused
 
     def read(self) -> None:
         """Take in what has come and tell the listeners."""

@@ -73,8 +73,10 @@ class Pace:
             self._idle.discard(desk)
 
     def idle(self, desk: object, idle: bool) -> None:
-        """``desk`` has nothing to play. While that is so of all, time stands still, but for a step that is asked for."""
+        """``desk`` has nothing to play. While that is so of all, time stands still, but for a step that is asked."""
         with self._lock:
+            if desk not in self._played:
+                return  # one that has left is not among those that all have nothing to play
             if idle:
                 self._idle.add(desk)
             elif desk in self._idle:

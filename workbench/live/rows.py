@@ -40,7 +40,7 @@ def last_rows(tables: Tables, session: str, count: int = 12) -> list[FrameRow]:
 
 
 def rows_between(tables: Tables, from_s: float, to_s: float, count: int = MOST_ROWS) -> list[FrameRow]:
-    """The frames that fell due from ``from_s`` to ``to_s``, both in seconds since the run began; the first ``count``."""
+    """The first ``count`` frames that fell due from ``from_s`` to ``to_s``, in seconds since the run began."""
     with tables.lock:
         # They are appended as they fall due, within a frame budget.
         return [row for row in tables.frame_rows if from_s <= row.due_at_s <= to_s][:count]

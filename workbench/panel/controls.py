@@ -46,7 +46,7 @@ class StatusBar(w.VBox):
         self.lines, self.notice = w.HTML(), w.HTML()
         tips = {
             BOUND_ALL: "bound every session: its window and sinks stay, the rest goes back to the pool",
-            CLOSE_HALF: "end every other session, so that the rest has room",
+            CLOSE_HALF: "end the newer half of the sessions, so that the rest has room",
             RESET: "end all sessions and begin a new run on the same engine",
             RESTART: "end the engine's processes, save the tables, start another engine",
         }
@@ -70,7 +70,7 @@ class StatusBar(w.VBox):
 
 
 class AddSessions(w.VBox):
-    """Choose a clip and listen to it, upload one, open sessions on it. ``clips`` empty: the front end takes no audio."""
+    """Choose a clip, listen to it, upload one, open sessions on it. ``clips`` empty: the front end takes no audio."""
 
     def __init__(self, clips: list[str], upload: w.Widget, add: Callable[[str | None, int], object], listen) -> None:
         self.heard = bool(clips)

@@ -57,6 +57,5 @@ class Comparison(w.VBox):
     def compare(self) -> None:
         """Take the numbers as they are now."""
         shown = self._lesson.table()
-        self.table.value = shown.to_html(
-            index=False, na_rep="–", float_format="{:.4g}".format, border=0, justify="left", classes="metronome-numbers"
-        )
+        how = {"na_rep": "–", "float_format": "{:.4g}".format, "justify": "left", "col_space": 80}
+        self.table.value = shown.to_html(index=False, border=0, classes="metronome-numbers", **how)

@@ -56,7 +56,7 @@ class Panel(w.VBox):
         if live.arms[0].desk.virtual:
             self.speed = Speed(live.pace.speed, bench.set_speed, bench.pause, bench.step)
             parts.append(self.speed)
-        self.view = View(live.drawing, on_click=self._clicked, on_cell=self._cell)
+        self.view = View(live.drawing, on_click=self._clicked, on_cell=self._cell, on_ready=live.wake)
         self.words, self.rows = w.HTML(), w.HTML("click on a point or a cell, or select a session: its rows")
         self.below = w.Tab([self.words, self.rows, self._exports()], titles=["words", "rows", "export"])
         super().__init__([*parts, self.view, self.below])

@@ -26,7 +26,8 @@ class View(anywidget.AnyWidget):
     ``full()`` gives all there is to draw: {"figure": {"data": [...], "layout": {...}}, "strips": [...]}. The layout
     needs a constant ``uirevision``, or a second page resets the first one's zoom.
     ``on_click(trace, x)`` hears of a click on a point, ``on_cell(arm, session, frame)`` of one on a cell of a strip;
-    ``arm`` is the strip's label. Both are called on the thread that takes the page's messages.
+    ``arm`` is the strip's label. ``on_ready()`` hears that a page has drawn, or has just opened. All are called on the
+    thread that takes the page's messages.
 
     One thread, the pump, does all the sending: as often as it likes it asks ``ready``, and if so builds a delta and
     offers it. A page that opens (a new tab, a reload) says hello, and what is offered next goes out as the full one.
@@ -40,8 +41,9 @@ class View(anywidget.AnyWidget):
         full: Callable[[], dict[str, Any]],
         on_click: Callable[[int, Any], None] | None = None,
         on_cell: Callable[[str, str, int], None] | None = None,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
-        self._full, self._on_click, self._on_cell = full, on_click, on_cell
+        self._full, self._on_click, self._on_cell, self._on_ready = full, on_click, on_cell, on_ready
         self._lock = threading.Lock()
         self._page = False  # some page said hello
         self._wants_full = False
@@ -115,8 +117,10 @@ class View(anywidget.AnyWidget):
             case {"kind": "hello"}:
                 with self._lock:
                     self._page = self._wants_full = True
+                self._tell_ready()
             case {"kind": "ack", "seq": int(seq)}:
                 self._acknowledge(seq)
+                self._tell_ready()
             case {"kind": "plotly"}:
                 from plotly.offline import get_plotlyjs
 
@@ -129,6 +133,10 @@ class View(anywidget.AnyWidget):
                     self._on_cell(arm, session, frame)
             case _:
                 raise ViewError(f"a page sent {str(content)[:80]!r}, which no view understands: reload the page")
+
+    def _tell_ready(self) -> None:
+        if self._on_ready is not None and self.ready:
+            self._on_ready()
 
     def _acknowledge(self, seq: int) -> None:
         with self._lock:
