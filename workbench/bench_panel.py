@@ -35,7 +35,7 @@ from workbench.lab import lab_command
 from workbench.profiles import Profile
 
 # Sessions and frames that the engine is never done with: what it serves then is all that it can.
-SATURATED = {"sessions": 16, "frame_budget_s": 0.48}
+SATURATED = {"sessions": 32, "window": 64, "frame_budget_s": 0.48}
 REDRAW_PROFILE, REDRAW_SESSIONS, REDRAW_S = "sim:qwen3-omni@rtx-pro-6000", 32, 60.0
 FLAGS = (
     "--no-sandbox",

@@ -31,7 +31,8 @@ from workbench.sessions import SessionError, SessionManager
 STARTING, OPEN, DEAD, FAILED, ENDED = "starting", "open", "dead", "failed", "ended"
 LOOK_EVERY_S = 0.1  # of real time, at whether the engine lives
 SAVE_EVERY_S = 30.0
-PLAY_AT_ONCE_S = 0.05  # of real time, before what is asked gets its turn
+# Of real time: from one bit of virtual time to the next, and the most of one, before what is asked gets its turn.
+PLAY_EVERY_S, PLAY_AT_ONCE_S = 0.02, 0.05
 REFUSALS = (EngineError, SessionError, BoundError, AudioError, FrontEndError, ProfileError, AdmissionError, OSError)
 
 
@@ -60,6 +61,7 @@ class Desk:
         self.new_gate: Callable[[int], Gate] | None = None
         self._engine = engine
         self._progress = ""
+        self._more_to_play = False
         self._asked: queue.SimpleQueue[tuple[Callable, Future] | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._saved_at = time.monotonic()
@@ -281,7 +283,7 @@ class Desk:
     def _wait_s(self) -> float:
         if self.state != OPEN or not self.virtual:
             return LOOK_EVERY_S
-        return 0.0 if self.pace.left(self) > 0 else 0.01
+        return 0.0 if self._more_to_play else PLAY_EVERY_S
 
     def _take_up(self, wait_s: float) -> None:
         """Do all that has been asked, and wait up to ``wait_s`` seconds for the first of it."""
@@ -332,6 +334,7 @@ class Desk:
 
     def _play(self) -> None:
         """Let virtual time pass, no further than the pace allows and no longer than a little while."""
+        self._more_to_play = False
         if not self.virtual or self.state != OPEN:
             return
         left, manager = self.pace.left(self), self.manager
@@ -341,6 +344,7 @@ class Desk:
         seconds = min(left, self.profile.frame_budget_s) if math.isinf(left) else left
         manager.wait_for(lambda m: time.monotonic() >= until, seconds=seconds)
         self.pace.played(self, manager.now() - began)
+        self._more_to_play = time.monotonic() >= until or math.isinf(left)
 
 
 GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly however many there are

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 # Between two readings, at most and at least: a page that has drawn is given the next at once, but not more of them.
-READ_EVERY_S, READ_APART_S = 0.1, 0.05
+READ_EVERY_S, READ_APART_S = 0.1, 0.02
 FOLDER = Path(__file__).resolve().parents[2] / "reports" / "live"
 
 

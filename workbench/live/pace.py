@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 LEAST_SPEED, MOST_SPEED = 0.1, 60.0
 # Of real time: how far one desk may run ahead of another, and the window over which the speed reached is measured.
-AHEAD_S, MEASURED_OVER_S = 0.05, 2.0
+AHEAD_S, MEASURED_OVER_S, MARK_EVERY_S = 0.05, 2.0, 0.1
 
 
 class PaceError(ValueError):
@@ -31,6 +31,7 @@ class Pace:
         self._speed = _checked(speed)
         self._from_s, self._from_at = 0.0, clock()
         self._marks: list[tuple[float, float]] = []
+        self._last_at = -math.inf
 
     @property
     def speed(self) -> float:
@@ -107,8 +108,9 @@ class Pace:
         """``desk`` has played so many seconds more."""
         with self._lock:
             self._played[desk] += seconds
-            now = self._clock()
-            self._marks.append((now, self._slowest()))
+            now = self._last_at = self._clock()
+            if not self._marks or now - self._marks[-1][0] >= MARK_EVERY_S:
+                self._marks.append((now, self._slowest()))
             while len(self._marks) > 2 and now - self._marks[0][0] > MEASURED_OVER_S:
                 self._marks.pop(0)
 
@@ -116,11 +118,14 @@ class Pace:
     def reached(self) -> float | None:
         """Virtual seconds per real one, of late; None where nothing was played for a while."""
         with self._lock:
-            marks = list(self._marks)
+            if not self._marks:
+                return None
+            at, then = self._marks[0]
+            last_at, played = self._last_at, self._slowest()
             now = self._clock()
-        if len(marks) < 2 or now - marks[-1][0] > MEASURED_OVER_S or now == marks[0][0]:
+        if last_at == at or now - last_at > MEASURED_OVER_S:
             return None
-        return (marks[-1][1] - marks[0][1]) / (now - marks[0][0])
+        return (played - then) / (now - at)
 
     def _slowest(self) -> float:
         return min(self._played.values(), default=self._from_s)
