@@ -183,17 +183,32 @@ def test_a_dead_engine_does_not_die_again_and_again(desk_of, tmp_path):
 
 
 def test_tables_that_cannot_be_saved_are_said_and_end_nothing(desk_of, tmp_path):
-    taken = tmp_path / "taken"
-    taken.write_text("")
     engine = Ready()
-    desk = desk_of(engine, Ready(), folder=taken)
+    desk = desk_of(engine, Ready())
+    taken = tmp_path / "run-1"
+    taken.rmdir()
+    taken.write_text("")
     with pytest.raises(OSError, match=ONE_LINE):
         ask(desk.save())
     assert str(taken) in desk.notice and "\n" not in desk.notice
     engine.dead = "it fell over"
     soon(lambda: desk.state == DEAD)
-    soon(lambda: desk.notice.startswith(f"the tables cannot be saved in {taken / 'run-1'}: "))
+    soon(lambda: desk.notice.startswith(f"the tables cannot be saved in {taken}: "))
     assert ask(desk.restart()) is None and desk.state == OPEN
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_recorded(desk_of, tmp_path):
+    (tmp_path / "taken").write_text("")
+    desk = desk_of(Ready(), folder=tmp_path / "taken")
+    soon(lambda: desk.state == FAILED)
+    assert desk.notice.endswith("give another folder") and "\n" not in desk.notice
+
+
+def test_a_desk_keeps_what_another_has_left_in_its_folder(desk_of, tmp_path):
+    (tmp_path / "run-1").mkdir()
+    desk = desk_of(Ready())
+    soon(lambda: desk.state == OPEN)
+    assert desk.run_folder == tmp_path / "run-2"
 
 
 def test_a_reset_begins_an_empty_run_at_second_0_and_keeps_the_tables_of_the_last(desk_of, tmp_path):

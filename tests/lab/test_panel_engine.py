@@ -118,6 +118,18 @@ def test_a_bad_upload_is_refused_in_one_line_and_a_good_one_becomes_a_clip(panel
     panel.wait_text(re.compile(r"5 sessions: "))
 
 
+def test_the_chosen_clip_is_played_and_one_session_alone_gets_another_window(panel):
+    panel.select("clip", "goforward")
+    panel.click("listen")
+    panel.page.wait_for_function("() => document.querySelector('.jp-OutputArea audio')?.duration > 1")
+    panel.click("selected")
+    panel.set_slider("W", 96)
+    panel.wait_text(re.compile(r"s0 · .* · W 96 S 4"))
+    bounds = "sorted({s.bound.window for n, s in wb.manager().beat.sessions.items() if n != 's0'})"
+    assert panel.kernel_eval(bounds) == f"[{PROFILE.window}]"
+    panel.click("all")
+
+
 def test_an_interrupted_wait_says_so_and_the_engine_goes_on(panel):
     panel.start_cell(1)
     panel.page.wait_for_function("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'busy'")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 
+import nbformat
 import pytest
 
+from workbench.lab import NOTEBOOKS, PANEL
 from workbench.live.bins import MOST_BINS
 from workbench.plots_live import LINES
 
@@ -18,6 +20,13 @@ from .panel_page import trace, wait_drawn_past, wait_status
 
 START_S = 150.0
 UP = r"no sessions: add some"
+SMALL = """
+base = "sim:qwen3-omni@rtx-pro-6000"
+name = "sim:small"
+pool_blocks = 4000
+max_model_len = 20000
+sessions = 32
+"""
 CALL = "('sim:qwen3-omni@rtx-pro-6000', pool_blocks=4000, max_model_len=20000, speed={speed}, folder={folder!r})\nwb"
 IMPORT = "from workbench.panel import SideBySide, Workbench"
 CELLS = {
@@ -125,13 +134,52 @@ def test_both_arms_side_by_side_and_what_is_taken_away(panel, tables):
     assert "simulated" in next(iter((tables / "both").glob("*.html"))).read_text()
 
 
-def test_the_same_notebook_in_voila(voila_page, served_folder, tmp_path):
-    cell = f"{IMPORT}\n{CELLS['wall']}".replace("{folder!r}", repr(str(tmp_path)))
-    voila_page.open(write_notebook(served_folder / "voila.ipynb", [cell]))
-    wait_status(voila_page, UP, START_S)
-    voila_page.set_number("sessions", 32)
-    voila_page.click("add")
-    wait_status(voila_page, r"wall: 32 of 32 sessions silent, 0 deadline misses")
-    voila_page.page.wait_for_function(_DELIVERED_NOTHING)
-    assert trace(voila_page, "occupancy")[1][-1] > 99
+def lesson_of(folder) -> str:
+    """The checkout's own notebook, on simulated engines with small pools."""
+    notebook = nbformat.read(NOTEBOOKS / PANEL, as_version=4)
+    (given,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    (folder / "small.toml").write_text(SMALL)
+    given.source += f"\nprofile = {str(folder / 'small.toml')!r}\npair_blocks = 4000\n"
+    # The panel's own engine at speed, and the tables not among the user's.
+    for cell in notebook.cells:
+        cell.source = cell.source.replace('Workbench(served, **how("live"))', "Workbench(served, speed=60)")
+    nbformat.write(notebook, folder / PANEL)
+    return PANEL
+
+
+def walk_through(page, served_sessions: int = 32) -> None:
+    """Predict, run, compare, in the notebook that is open: the first panel on the page is the lesson's."""
+    wait_status(page, UP, START_S)
+    page.wait_text("How many seconds later is the pool full?")
+    field = page.page.get_by_placeholder("a number, in s").first
+    field.fill("soon")
+    page.button("check").first.click()
+    page.wait_text("type a number, in s, such as 12.5")
+    field.fill("120")
+    page.button("check").first.click()
+    page.wait_text("120 s is written down")
+    sessions = page.control("sessions").first.locator("input")
+    sessions.fill(str(served_sessions))
+    sessions.press("Enter")
+    page.button("add").first.click()
+    wait_status(page, r"wall: 32 of 32 sessions silent, 0 deadline misses")
+    page.button("check").first.click()
+    page.wait_text(re.compile(r"right: it is \d.*by hand \d"))
+
+
+def test_the_lesson_in_jupyterlab(chromium, lab, served_folder):
+    with chromium.new_context(viewport=VIEWPORT) as context:
+        page = NotebookPage(context, lab)
+        page.open(lesson_of(served_folder))
+        page.run_all(START_S)
+        walk_through(page)
+        page.screenshot("panel-10-lesson")
+        left = page.errors
+    lab.shut_sessions()
+    assert left == []
+
+
+def test_the_same_notebook_in_voila(voila_page, served_folder):
+    voila_page.open(lesson_of(served_folder))
+    walk_through(voila_page)
     voila_page.screenshot("panel-9-voila")

@@ -180,8 +180,9 @@ class Desk:
                 self._start_over()
                 return
             gate = self.new_gate(0) if self.new_gate else None
-            manager.new_run(self.label, save_to=self.folder / f"run-{self.runs + 1}", gate=gate)
-            self.runs += 1
+            run = self._next_run()
+            manager.new_run(self.label, save_to=self.folder / f"run-{run}", gate=gate)
+            self.runs = run
 
         return self._ask(reset, alive=False)
 
@@ -237,10 +238,10 @@ class Desk:
                 asked[1].set_exception(EngineError("the desk was ended: open another"))
 
     def _start(self) -> None:
-        self.runs += 1
         self.state, self.began_at = STARTING, time.monotonic()
         self.pace.join(self)
         try:
+            self.runs = self._next_run()
             engine = None if self._engine is None else self._engine(self.profile)
             gate = self.new_gate(0) if self.new_gate else None
             self.manager = SessionManager(
@@ -258,6 +259,19 @@ class Desk:
         except Exception as error:  # noqa: BLE001, whatever keeps it from starting is said, and it may be tried again
             self.pace.leave(self)
             self.notice, self.state = _in_words(error), FAILED
+
+    def _next_run(self) -> int:
+        """The number of a run whose folder is there from now on; what another desk keeps in the same place stays."""
+        run = self.runs + 1
+        while True:
+            try:
+                (self.folder / f"run-{run}").mkdir(parents=True)
+                return run
+            except FileExistsError:
+                run += 1
+            except OSError as error:
+                why = f"the tables cannot be kept in {self.folder}: {error.strerror}: give another folder"
+                raise EngineError(why) from None
 
     def _say(self, line: str) -> None:
         self._progress = line

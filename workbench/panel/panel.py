@@ -56,7 +56,7 @@ class Panel(w.VBox):
         if live.arms[0].desk.virtual:
             self.speed = Speed(live.pace.speed, bench.set_speed, bench.pause, bench.step)
             parts.append(self.speed)
-        self.view = View(live.drawing, on_click=self._clicked, on_cell=self._cell, on_ready=live.wake)
+        self.view = View(live.drawing, on_click=self._clicked, on_cell=self._cell, on_ready=self._awake)
         self.words, self.rows = w.HTML(), w.HTML("click on a point or a cell, or select a session: its rows")
         self.below = w.Tab([self.words, self.rows, self._exports()], titles=["words", "rows", "export"])
         super().__init__([*parts, self.view, self.below])
@@ -95,6 +95,8 @@ class Panel(w.VBox):
             else:
                 self.view.offer({"traces": live.traces(self._firsts), "layout": None, "strips": live.strips()})
             self._firsts, self._new_run = [{} for _ in live.arms], False
+        if self.view.asleep:
+            return
         if time.monotonic() - self._said_at >= SAY_S:
             self._said_at = time.monotonic()
             self._say()
@@ -162,8 +164,15 @@ class Panel(w.VBox):
         self.rows.value = table_rows.as_html(found, caption)
         self.below.selected_index = 1
 
+    def _awake(self) -> None:
+        """A page is there, perhaps again."""
+        if self.update not in self.bench.live.listeners:
+            self._new_run = True
+            self.bench.live.listeners.append(self.update)
+        self.bench.live.wake()
+
     def leave(self) -> None:
-        """Show nothing more."""
+        """Show nothing more until a page asks for it: this one's was closed, or its cell was run again."""
         if self.update in self.bench.live.listeners:
             self.bench.live.listeners.remove(self.update)
 

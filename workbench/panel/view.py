@@ -15,6 +15,9 @@ from typing import Any
 
 import anywidget
 
+# A page that is merely slow answers sooner.
+ASLEEP_AFTER_S = 5.0
+
 
 class ViewError(ValueError):
     """A page sent what no view understands. The message is one line that says what to do."""
@@ -59,6 +62,12 @@ class View(anywidget.AnyWidget):
         """Whether a page waits: it has just opened, or it has drawn the last message."""
         with self._lock:
             return self._waits()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the page has long owed its answer: it was closed, or it is hidden."""
+        with self._lock:
+            return self._page and not self._waits() and time.monotonic() - self._sent_at > ASLEEP_AFTER_S
 
     def _waits(self) -> bool:
         return self._page and (self._wants_full or self._acked == self._seq)

@@ -8,6 +8,7 @@ await wb.until("pool full", seconds=120)
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,9 @@ class Workbench(Hands):
         if there is not None and there._asked == asked and there.alive:
             return there
         if there is not None:
-            there.end()
+            # In the background: its processes take some seconds to end, and the cell is not to wait for them.
+            del _OPEN[name]
+            threading.Thread(target=there.end, name="metronome-ending", daemon=True).start()
         made = super().__new__(cls)
         made._asked = asked
         return made
@@ -62,6 +65,10 @@ class Workbench(Hands):
         """A panel of widgets; each one that is made shows the same engines."""
         from workbench.panel.panel import Panel
 
+        for update in list(self.live.listeners):
+            # Those that nobody sees any more cost nothing, however often a cell is run.
+            if isinstance(shown := getattr(update, "__self__", None), Panel) and shown.view.asleep:
+                shown.leave()
         return Panel(self)
 
     def _ipython_display_(self) -> None:
