@@ -10,6 +10,8 @@ from kernels_patch.steps import step_load
 
 __all__ = [
     "SCHEDULER",
+    "SCORES_KEY",
+    "SCORING_EXTENSION",
     "VLLM_VERSION",
     "WORKER_EXTENSION",
     "PluginError",
@@ -22,6 +24,9 @@ __all__ = [
 
 SCHEDULER = "kernels_patch.scheduler.BoundedScheduler"
 WORKER_EXTENSION = "kernels_patch.worker.BoundedWorkerExtension"
+SCORING_EXTENSION = "kernels_patch.scores.ScoringWorkerExtension"
+# In a chunk's extra_args, with the chunk's number in its session: score its tokens. For workers that can.
+SCORES_KEY = "kv_scores"
 
 
 def register() -> None:

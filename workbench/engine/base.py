@@ -47,7 +47,8 @@ class Facts:
 class TokenEvent(NamedTuple):
     """Tokens that came for a session's chunk. ``done``: no more of this chunk will come; ``eos``: it ended itself.
 
-    ``ended``: the engine ended the session, for this reason. ``logprobs``: of each token, where asked for.
+    ``ended``: the engine ended the session, for this reason. ``logprobs``: of each token, where asked for. ``scores``:
+    log-probabilities of the chunk's own tokens, where asked for, with the first of its events that has tokens.
     """
 
     session: str
@@ -57,6 +58,7 @@ class TokenEvent(NamedTuple):
     eos: bool = False
     ended: str | None = None
     logprobs: tuple[float, ...] | None = None
+    scores: tuple[float, ...] | None = None
 
 
 class SessionView(NamedTuple):

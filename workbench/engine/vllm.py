@@ -40,11 +40,16 @@ class _Stream:
         self.chunks: asyncio.Queue = asyncio.Queue()
         self.answered = asyncio.Event()
         self.answered.set()
+        self.submitted = 0
         self.task: asyncio.Task | None = None
 
 
 class VllmEngine(Engine):
     """``profile`` says what to serve. ``logprobs``: report the log-probability of each sampled token.
+
+    ``scores``: report that of each token of every chunk too, given what is visible to the position before it: resident
+    tokens, and of the chunk those before. A session's first token has none, for nothing predicts it. So the scores of
+    one session, in order, are those of all tokens that were fed to it but the first (natural logarithms).
 
     ``scheduler`` and ``worker_extension`` replace the plugin's own classes by name, for tests. ``engine_args`` are
     further arguments of vLLM's AsyncEngineArgs; what the bound cannot be served with is refused at start.
@@ -55,12 +60,15 @@ class VllmEngine(Engine):
         profile,
         *,
         logprobs: bool = False,
+        scores: bool = False,
         scheduler: str | None = None,
         worker_extension: str | None = None,
         engine_args: dict | None = None,
     ) -> None:
         self.profile = profile
         self.logprobs = logprobs
+        self.scores = scores
+        self._scores_key: str | None = None
         self.on_event = lambda event: None
         self.on_dead = lambda reason: None
         self._scheduler, self._worker_extension = scheduler, worker_extension
@@ -77,6 +85,7 @@ class VllmEngine(Engine):
     async def start(self, progress: Callable[[str], None] | None = None) -> None:
         say = progress or (lambda message: None)
         plugin = find_plugin()
+        self._scores_key = plugin.SCORES_KEY if self.scores else None
         try:
             plugin.check_version()
         except plugin.PluginError as error:
@@ -109,6 +118,10 @@ class VllmEngine(Engine):
     async def _shake_hands(self) -> Facts:
         hello = await self._call("metronome_attach")
         worker = hello["workers"][0]
+        if self.scores and not worker.get("scores"):
+            raise EngineError(
+                f"{self._worker_extension} scores no chunks: derive it from the plugin's scoring extension"
+            )
         return Facts(
             executor=executor(),
             vllm=hello["vllm"],
@@ -189,7 +202,8 @@ class VllmEngine(Engine):
             "enable_prefix_caching": False,
             "async_scheduling": False,
             "scheduler_cls": self._scheduler or plugin.SCHEDULER,
-            "worker_extension_cls": self._worker_extension or plugin.WORKER_EXTENSION,
+            "worker_extension_cls": self._worker_extension
+            or (plugin.SCORING_EXTENSION if self.scores else plugin.WORKER_EXTENSION),
             "hf_overrides": {"max_position_embeddings": profile.max_positions},
             "generation_config": "vllm",
             "disable_log_stats": True,
@@ -235,7 +249,11 @@ class VllmEngine(Engine):
             stream = self._streams[session] = _Stream(session)
             stream.task = asyncio.get_running_loop().create_task(self._serve(stream))
             stream.task.add_done_callback(self._report)
-        stream.chunks.put_nowait((list(tokens), self._sampling(owed, bound, stop_token_ids)))
+        params = self._sampling(owed, bound, stop_token_ids)
+        if self._scores_key is not None:
+            stream.submitted += 1
+            params.extra_args = {**(params.extra_args or {}), self._scores_key: stream.submitted}
+        stream.chunks.put_nowait((list(tokens), params))
 
     def _sampling(self, owed: int, bound: KVBound | None, stop_token_ids):
         from vllm import SamplingParams
@@ -277,7 +295,11 @@ class VllmEngine(Engine):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            return self._event(stream.session, (await anext(outputs)).outputs[0])
+            output = await anext(outputs)
+            event = self._event(stream.session, output.outputs[0])
+            # Where vLLM would report scores of tokens of its own choice, the plugin's worker reports the chunk's.
+            scores = output.prompt_token_id_logprobs
+            return event if scores is None else event._replace(scores=tuple(scores.tolist()))
         except StopAsyncIteration:
             return TokenEvent(stream.session, (), self.now(), done=True, ended="closed by the engine")
         except EngineDeadError as error:
