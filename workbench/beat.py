@@ -10,48 +10,14 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from workbench.bound import KVBound
 from workbench.engine.base import SessionView, Snapshot, TokenEvent
 from workbench.saturation import Forecast, Grown
+from workbench.session import Session, Talk
 from workbench.telemetry import CAPPED, CLOSED, DEAD, DROPPED, ON_TIME, FrameRow, PoolRow, SessionRow, Tables
 
-# Delivered tokens kept per session for display: the last minutes of speech, not the whole of a long run.
-WORDS_KEPT = 4096
-STALLED_AFTER_EMPTY = 2  # empty frames in a row
 WALL_BUDGETS = 2  # frame budgets without a token of any frame
-
-
-@dataclass(slots=True)
-class Session:
-    """One session on the beat. ``frame_tokens(k)`` gives the tokens of its audio chunk k.
-
-    Its chunk k ends at phase_s + (first_tick + k + 1) B: the same sum for all sessions of a phase group, so that what
-    falls due together is due at one instant and not at several that differ by a rounding.
-    """
-
-    name: str
-    frame_tokens: Callable[[int], list[int]]
-    stop_token_ids: tuple[int, ...]
-    bound: KVBound | None
-    group: int
-    phase_s: float
-    first_tick: int
-    frames_limit: int | None = None
-    frame: int = 0
-    in_flight: FrameRow | None = None
-    served_bound: KVBound | None = None
-    waiting: deque[tuple[FrameRow, list[int]]] = field(default_factory=deque)
-    unreturned: deque[FrameRow] = field(default_factory=deque)
-    heard_until_s: float = 0.0
-    empty_in_a_row: int = 0
-    dropped: int = 0
-    words: deque[int] = field(default_factory=lambda: deque(maxlen=WORDS_KEPT))
-
-    @property
-    def stalled(self) -> bool:
-        return self.empty_in_a_row >= STALLED_AFTER_EMPTY
 
 
 class Beat:
@@ -99,6 +65,7 @@ class Beat:
         stop_token_ids: tuple[int, ...] = (),
         frames_limit: int | None = None,
         jitter_s: float = 0.0,
+        talk: Talk | None = None,
     ) -> Session:
         """Begin a session at the next instant of its phase group, ``jitter_s`` later.
 
@@ -113,6 +80,7 @@ class Beat:
         session = Session(
             name, frame_tokens, stop_token_ids, bound, group, phase, first, frames_limit, heard_until_s=starts
         )
+        session.talk = talk
         with self.tables.lock:
             self._opened += 1
             self._in_group[group] += 1
@@ -136,6 +104,8 @@ class Beat:
             self._came_or_went(now)
             for frame in list(session.unreturned):
                 self._return(session, frame, now, DEAD if self.dead else CLOSED)
+        if session.talk is not None:
+            session.talk.close()
         self.engine.close(name)
 
     def shed(self, name: str, clip: str, now: float, reason: str) -> None:
@@ -220,10 +190,17 @@ class Beat:
         frame.backlog = len(session.waiting)
 
     def _submit_next(self, session: Session, now: float) -> None:
-        if session.in_flight is None and session.waiting:
+        while session.in_flight is None and session.waiting:
             self._submit(session, *session.waiting.popleft(), now)
 
     def _submit(self, session: Session, frame: FrameRow, tokens: list[int], now: float) -> None:
+        if session.talk is not None:
+            tokens, frame.tokens_owed = session.talk.chunk(frame.frame, self.profile.tokens_owed)
+            frame.tokens_in = len(tokens)
+            if not tokens:
+                if frame.returned_at_s is None:
+                    self._return(session, frame, now, ON_TIME)
+                return
         session.in_flight, session.served_bound = frame, session.bound
         self._unanswered += 1
         frame.submitted_at_s = now
@@ -247,11 +224,11 @@ class Beat:
         frame.latency_s = now - frame.due_at_s
         frame.missed = now > frame.due_at_s + self.profile.frame_budget_s
         self.misses += frame.missed
-        frame.empty = frame.tokens_delivered == 0
+        frame.empty = frame.tokens_delivered == 0 and frame.tokens_owed > 0
         frame.capped = status == CAPPED
         if not (frame.status == DROPPED and status == CAPPED):
             frame.status = status
-        if frame.tokens_delivered:
+        if not frame.empty and (session.talk is None or session.talk.settled):
             session.heard_until_s = max(session.heard_until_s, frame.due_at_s)
         frame.content_lag_s = now - session.heard_until_s
         session.empty_in_a_row = session.empty_in_a_row + 1 if frame.empty else 0
@@ -287,9 +264,13 @@ class Beat:
             frame.first_token_at_s = now
         if frame.returned_at_s is None:
             frame.tokens_delivered += len(tokens)
-            session.words.extend(tokens)
         else:
             frame.tokens_late += len(tokens)
+        if session.talk is not None:
+            starts = session.phase_s + session.first_tick * self.profile.frame_budget_s
+            session.words.extend(session.talk.said(tokens, frame.frame, now - starts))
+        elif frame.returned_at_s is None:
+            session.words.extend(tokens)
 
     def _chunk_is_over(self, session: Session, frame: FrameRow | None, event: TokenEvent, now: float) -> None:
         if frame is not None:

@@ -31,7 +31,7 @@ _GPU_ANSWER_S = 30
 class Check:
     """One part: ``ok`` or not, what was found, and what to do (empty when ok or when ``detail`` says it).
 
-    ``needed``: without it the workbench does not serve; of the others only some tests make use.
+    ``needed``: without it the workbench does not serve; of the others only a part of it and some tests make use.
     """
 
     name: str
@@ -211,6 +211,20 @@ def _front_end() -> str:
     return f"{profile.front_end} turns {budget} s of {clip.name} into {len(tokens)} tokens"
 
 
+def _hearing() -> str:
+    from workbench.speech.parts import HEARS, WEIGHTS, detector_file, whisper_folder
+
+    whisper_folder()
+    detector_file()
+    return f"Whisper tiny.en of {WEIGHTS} and a voice detector, run by {HEARS} {metadata.version(HEARS)}"
+
+
+def _voice() -> str:
+    from workbench.speech.parts import espeak
+
+    return espeak()
+
+
 def _chromium() -> str:
     from workbench.browser import find_chromium
 
@@ -271,5 +285,7 @@ _PROBES: tuple[tuple[str, Callable[[], str], str, bool], ...] = (
     ("weights", _weights, SETUP, True),
     ("audio", _audio, SETUP, True),
     ("front end", _front_end, SETUP, True),
+    ("hearing", _hearing, "", False),
+    ("voice", _voice, "", False),
     ("Chromium", _chromium, "run `make browser`", False),
 )

@@ -224,6 +224,9 @@ class SessionManager:
         if front_end.hears and clip is None:
             raise SessionError(f"front end {profile.front_end} needs a clip: give one of workbench.audio")
         stream = AudioStream(clip, profile.frame_budget_s, loop=loop, start_s=start_s) if front_end.hears else None
+        talk = front_end if getattr(front_end, "talks", False) else None
+        if talk is not None and prompt:
+            raise SessionError(f"front end {profile.front_end} opens its sessions itself: leave out prompt")
         header = [HEADER_TOKEN] * (profile.shared_prefix + prompt)
 
         def frame_tokens(k: int) -> list[int]:
@@ -252,6 +255,7 @@ class SessionManager:
                 stop_token_ids=front_end.stop_token_ids,
                 frames_limit=None if stream is None else stream.frames,
                 jitter_s=self._draw.random() * profile.start_jitter * profile.frame_budget_s,
+                talk=talk,
             )
             return name
 

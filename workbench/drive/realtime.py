@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from workbench.beat import Session
 from workbench.drive.base import Drive, SessionError
 from workbench.engine import EngineDead, EngineError
+from workbench.session import Session
 
 SAVE_EVERY_S = 30.0
 POLL_S = 0.02

@@ -29,6 +29,7 @@ EXPERIMENTS = {
         "recycle",
         "window",
         "loops",
+        "conversation",
     )
 }
 DEFAULT_PROFILE = "smollm2"

@@ -21,7 +21,8 @@ class FrontEnd(Protocol):
     `meaningful` is False for a load generator: its words mean nothing, and whatever shows them says so.
     `hears` is False for one that takes no audio: it is given None for samples. `stop_token_ids` end a reply
     early (EOS); () for none. `most_tokens`: the most that one frame of this session has. Where a class has `of_audio`
-    False, its tokens stand for no audio, and a simulated engine takes no time to encode any.
+    False, its tokens stand for no audio, and a simulated engine takes no time to encode any. One that has `talks` True
+    says itself what goes in and what is owed when a chunk goes out (workbench.beat.Talk); its `encode` only listens.
     """
 
     name: str
@@ -40,10 +41,11 @@ class FrontEnd(Protocol):
 
 
 def _front_ends() -> dict[str, type]:
+    from workbench.frontends.asr import AsrFrontEnd
     from workbench.frontends.codec2 import Codec2FrontEnd
     from workbench.frontends.text import TextFrontEnd
 
-    return {front_end.name: front_end for front_end in (Codec2FrontEnd, TextFrontEnd)}
+    return {front_end.name: front_end for front_end in (Codec2FrontEnd, TextFrontEnd, AsrFrontEnd)}
 
 
 # What is said after the colon to those that make their tokens up.

@@ -42,7 +42,7 @@ class TextFrontEnd:
     ) -> None:
         frame_samples(frame_budget_s)
         self._words = _words(clip)
-        self._tokenizer = _load_tokenizer(model_path, vocab_size)
+        self._tokenizer = load_tokenizer(model_path, vocab_size)
         self._newline = self._ids("\n")
         if len(self._newline) != 1:
             raise FrontEndError(f"{model_path}: its tokenizer has no newline token, which stands for a pause")
@@ -110,7 +110,8 @@ def _words(clip: Clip) -> list[str]:
     return words
 
 
-def _load_tokenizer(model_path: Path | None, vocab_size: int):
+def load_tokenizer(model_path: Path | None, vocab_size: int):
+    """The tokenizer (tokenizers) of the model in a folder. FrontEndError where it is missing, broken or too large."""
     if model_path is None:
         raise FrontEndError("text front end: needs model_path, the folder that holds the model's tokenizer.json")
     file = Path(model_path) / "tokenizer.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from workbench.beat import STALLED_AFTER_EMPTY
+from workbench.session import STALLED_AFTER_EMPTY
 from workbench.telemetry import DROPPED, FrameRow
 
 ON_BEAT, CAPPED, EMPTY, STALLED, AUDIO_DROPPED = "o", "c", "e", "s", "d"
