@@ -15,20 +15,12 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tests.test_plots import synthetic_result
+from workbench.browser import FLAGS
 from workbench.profiles import ProfileError
 from workbench.report import CHECKOUT, ReportError, find_notebooks, make_report, save_result, write_index
 
 FIRST = CHECKOUT / "notebooks" / "01_cliff_and_slope.ipynb"
 CHROMIUM = shutil.which("chromium")
-CHROMIUM_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 PARAMETERS = "profile = None\nout_dir = None\nfull = False"
 LEAVES_METRICS = """
@@ -246,7 +238,7 @@ def test_pages_draw_with_the_network_off_and_ask_for_nothing(report, out):
 
     asked, broken = [], []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         page = browser.new_page()
         page.context.set_offline(True)
         page.on("request", lambda request: asked.append(request.url))

@@ -30,21 +30,15 @@ from workbench.bench_panel_kernel import (
     read,
     write,
 )
-from workbench.browser import BrowserError, find_chromium
+from workbench.browser import FLAGS, BrowserError, find_chromium
 from workbench.lab import lab_command
 from workbench.profiles import Profile
 
 # Sessions and frames that the engine is never done with: what it serves then is all that it can.
 SATURATED = {"sessions": 32, "window": 64, "frame_budget_s": 0.48}
 REDRAW_PROFILE, REDRAW_SESSIONS, REDRAW_S = "sim:qwen3-omni@rtx-pro-6000", 32, 60.0
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+BENCH_FLAGS = (
+    *FLAGS,
     # Else the size of the heap is told in coarse steps.
     "--enable-precise-memory-info",
 )
@@ -64,7 +58,7 @@ def panel_rows(say: Callable[[str, float], None], profile: Profile, redraw_s: fl
     except BrowserError as error:
         raise PanelBenchError(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="metronome-bench-") as folder, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=list(BENCH_FLAGS))
         try:
             with _lab(Path(folder)) as address:
                 page = _Page(browser, address, Path(folder))

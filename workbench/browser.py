@@ -10,6 +10,16 @@ from collections.abc import Callable
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DEBIAN_PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
+# Without a screen, a sandbox (root has none) or anything that goes to the network by itself.
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 _ANSWER_S = 60
 _INSTALL_S = 900
 _PLAYWRIGHT_PATH = """

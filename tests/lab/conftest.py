@@ -7,18 +7,12 @@ import sys
 import pytest
 from playwright.sync_api import sync_playwright
 
-from workbench.browser import BrowserError, ensure_chromium
+from workbench.browser import FLAGS, BrowserError, ensure_chromium
 
 from .driver import LabServer, NotebookPage, VoilaPage, VoilaServer, WidgetPage
 
 CHROMIUM_FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *FLAGS,
     # The same page on every machine, connected or not.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
