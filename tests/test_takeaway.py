@@ -13,7 +13,7 @@ import soundfile
 from plotly.graph_objects import Figure
 
 from tests.live_rig import FEW, TINY
-from workbench.audio import SAMPLE_RATE, AudioError, sample_names
+from workbench.audio import SAMPLE_RATE, SAMPLES_ENV, AudioError, sample_names
 from workbench.live.clips import Clips
 from workbench.live.export import ExportError, tables_archive, view_page
 from workbench.live.rows import MOST_ROWS, SHOWN, as_html, last_rows, rows_between
@@ -168,3 +168,11 @@ def test_a_view_is_one_page_that_loads_nothing():
     assert "Plotly.newPlot(" in page
     # What a page loads is named by a tag; plotly.js itself is in the page.
     assert re.findall(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=", page) == []
+
+
+def test_without_the_sample_clips_an_own_one_can_still_be_used(tmp_path, monkeypatch):
+    monkeypatch.setenv(SAMPLES_ENV, str(tmp_path))
+    clips = Clips(TINY)
+    assert clips.names() == [] and "no sample clips there" in clips.missing
+    with pytest.raises(AudioError, match="no sample clips there"):
+        clips.find(None)

@@ -23,12 +23,18 @@ class Clips:
         # The most tokens of a frame where the front end fixes it; a session says more of its own.
         self.frame_tokens = tokens_per_frame(profile.front_end, profile.frame_budget_s) or 1
         self._uploaded: dict[str, Clip] = {}
+        self.missing = ""
 
     def names(self) -> list[str]:
-        """Those that the front end can use, the first of them a good default. AudioError without sample clips."""
+        """Those that the front end can use, the first of them a good default; ``missing`` says why there is none."""
         if self.none_needed:
             return []
-        return [*sample_names(transcribed=self.only_words), *self._uploaded]
+        try:
+            samples = sample_names(transcribed=self.only_words)
+        except AudioError as error:
+            # Whoever has a clip of their own can do without the samples.
+            samples, self.missing = [], str(error)
+        return [*samples, *self._uploaded]
 
     def find(self, name: str | Clip | None) -> Clip | None:
         """The clip of that name; the first there is for None, or None where no audio is taken. AudioError."""
@@ -36,7 +42,11 @@ class Clips:
             return name
         if self.none_needed:
             return None
-        name = self.names()[0] if name is None else name
+        if name is None:
+            names = self.names()
+            if not names:
+                raise AudioError(self.missing)
+            name = names[0]
         return self._uploaded[name] if name in self._uploaded else sample_clip(name)
 
     def take(self, name: str, data: bytes) -> str:

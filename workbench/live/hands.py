@@ -20,8 +20,10 @@ from workbench.live.export import FORMATS, tables_archive, view_page
 from workbench.live.live import Live
 from workbench.live.pace import PaceError
 from workbench.profiles import Profile
+from workbench.sessions import SessionError
 
 POLL_S = 0.05
+WORDS_SHOWN = 1500  # the last characters of what a session said
 HORIZON_S = 120.0  # how long the sessions there are must be able to talk on, where memory decides
 CONTROLLERS = ("AIMD", "headroom", "Gradient2")
 
@@ -227,6 +229,15 @@ class Hands:
                 said.setdefault(name, f"{name} · {row.clip} · {bound}")
         return said
 
+    def bound_of(self, name: str) -> KVBound | None:
+        """The bound of an open session, of the arm that may have one."""
+        for arm in self.live.arms:
+            manager = arm.desk.manager if self._may_bind(arm.name) else None
+            session = None if manager is None else manager.beat.sessions.get(name)
+            if session is not None:
+                return session.bound
+        return None
+
     def admission_words(self) -> str:
         """The cap, and how many were shed and why last."""
         words = []
@@ -244,12 +255,14 @@ class Hands:
         for arm in self.live.arms:
             manager = arm.desk.manager
             front_end = None if manager is None else manager.front_ends.get(name)
-            if front_end is None or name not in manager.beat.sessions:
+            if front_end is None:
                 continue
+            try:
+                words = manager.words(name)[-WORDS_SHOWN:]
+            except SessionError:
+                continue  # it has ended meanwhile
             meaningless = "" if front_end.meaningful else "<i>(a load generator: these words mean nothing)</i> "
-            parts.append(
-                f"<p><b>{escape(arm.name)} {escape(name)}</b> {meaningless}{escape(manager.words(name)[-1500:])}</p>"
-            )
+            parts.append(f"<p><b>{escape(arm.name)} {escape(name)}</b> {meaningless}{escape(words)}</p>")
         return "".join(parts) or f"{escape(name)} is not open"
 
     def rows_html(self, name: str) -> str:

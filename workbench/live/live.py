@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import psutil
 
 from workbench._figures import Label
 from workbench.live.desk import OPEN, STARTING, Desk
-from workbench.live.feed import LINES, MARKS, Feed
+from workbench.live.feed import Feed
 from workbench.live.pace import Pace
 from workbench.live.status import Status, status_of
 from workbench.plots_live import LINES as DRAWN
@@ -222,15 +221,3 @@ class Live:
                         y = [value * drawn.scale for value in y]
                         traces.append({"i": number * len(DRAWN) + i, "at": at, "x": x, "y": y})
         return traces
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait, in this thread, until ``condition()`` holds (True) or ``seconds`` have passed (False)."""
-        ends = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > ends:
-                return False
-            time.sleep(0.02)
-        return True
-
-
-assert {line.line for line in DRAWN} <= {*LINES, *MARKS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from html import escape
 
@@ -39,6 +40,24 @@ def set_if(widget: w.Widget, **values: object) -> None:
             setattr(widget, name, value)
 
 
+class Showing:
+    """Within it, what this thread sets of a control shows what is so, and is nobody's press."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __exit__(self, *exc) -> None:
+        self._thread = None
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the thread that shows."""
+        return threading.get_ident() == self._thread
+
+
 class StatusBar(w.VBox):
     """A line of words for each arm, what was refused, and the buttons that help."""
 
@@ -70,12 +89,13 @@ class StatusBar(w.VBox):
 
 
 class AddSessions(w.VBox):
-    """Choose a clip, listen to it, upload one, open sessions on it. ``clips`` empty: the front end takes no audio."""
+    """Choose a clip, listen to it, upload one, open sessions on it. ``heard``: whether the front end takes audio."""
 
-    def __init__(self, clips: list[str], upload: w.Widget, add: Callable[[str | None, int], object], listen) -> None:
-        self.heard = bool(clips)
-        options = clips or [NO_AUDIO]
-        self.clip = w.Dropdown(options=options, description="clip", style=_STYLE, disabled=not clips)
+    def __init__(
+        self, clips: list[str], heard: bool, upload: w.Widget, add: Callable[[str | None, int], object], listen
+    ) -> None:
+        options = clips if heard else [NO_AUDIO]
+        self.clip = w.Dropdown(options=options, description="clip", style=_STYLE, disabled=not heard)
         self.count = w.BoundedIntText(value=1, min=1, max=1000, description="sessions", style=_STYLE)
         self.count.layout.width = "130px"
         self.audio: w.Audio | None = None
@@ -84,12 +104,12 @@ class AddSessions(w.VBox):
             self.count,
             button(
                 "add",
-                lambda: add(self.clip.value if clips else None, self.count.value),
+                lambda: add(self.clip.value if heard else None, self.count.value),
                 "open sessions, at different places of the clip",
                 "primary",
             ),
         ]
-        if self.heard:
+        if heard:
             parts += [button("listen", lambda: listen(self.clip.value), "play the clip here"), upload]
         super().__init__([row(*parts)])
 
@@ -123,7 +143,8 @@ class Sessions(w.VBox):
         self.sinks = w.IntSlider(
             value=bound[1], min=0, max=max(8 * block, bound[1]), description="S", **(slider | {"step": 1})
         )
-        self._set_bound, self._told = set_bound, False
+        self._set_bound = set_bound
+        self._showing = Showing()
         for each in (self.bounded, self.window, self.sinks):
             each.observe(lambda _: self.press(), names="value")
         super().__init__(
@@ -143,28 +164,29 @@ class Sessions(w.VBox):
         return self.select.value or None
 
     @property
+    def one(self) -> bool:
+        """Whether the bound's controls are those of the selected session alone."""
+        return self.whom.value == "selected"
+
+    @property
     def on(self) -> bool:
-        """Whether the bound is switched on: for sessions to come too."""
+        """Whether the bound is switched on."""
         return self.bounded.value == "bound on"
 
     def press(self) -> None:
         """Hand on the bound as the controls have it, for whom they say."""
-        selected = self.whom.value == "selected"
-        if self._told:
+        if self._showing.here:
             return
-        if not selected or self.selected:
-            self._set_bound(self.selected if selected else None)
+        if not self.one or self.selected:
+            self._set_bound(self.selected if self.one else None)
 
     def show(self, sessions: dict[str, str], bound: tuple[int, int] | None) -> None:
-        """The open sessions, name -> what to call it; what was selected stays selected. ``bound``: of those to come."""
-        self._told = True
-        try:
+        """The open sessions, name -> what to call it; what was selected stays selected. ``bound``: as it is."""
+        with self._showing:
             set_if(self.bounded, value="bound off" if bound is None else "bound on")
             if bound is not None:
                 set_if(self.window, value=bound[0])
                 set_if(self.sinks, value=bound[1])
-        finally:
-            self._told = False
         options = [(words, name) for name, words in sessions.items()] or [NONE_OPEN]
         if tuple(options) != tuple(self.select.options):
             selected = self.select.value
@@ -197,13 +219,15 @@ class Speed(w.HBox):
         self.pause = w.ToggleButton(value=False, description="pause", layout=NARROW)
         self.reached = w.Label("")
         self.speed.observe(lambda change: set_speed(change["new"]), names="value")
-        self.pause.observe(lambda change: pause(change["new"]), names="value")
+        self._showing = Showing()
+        self.pause.observe(lambda change: self._showing.here or pause(change["new"]), names="value")
         super().__init__(
             [self.speed, self.pause, button("step", step, "one frame budget further, and pause"), self.reached]
         )
 
     def show(self, reached: float | None, paused: bool) -> None:
         """``reached``: the speed that the machine makes of it."""
-        set_if(self.pause, value=paused)
+        with self._showing:
+            set_if(self.pause, value=paused)
         words = "paused" if paused else "" if reached is None else f"plays at {reached:.1f}x"
         set_if(self.reached, value=words)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAY_S = 0.2  # between two looks at the state in words
 SLOW_S = 1.0  # between two looks at words and rows, which are read and not watched
 PLAYED_S = 60.0  # of a clip, at most
-SUGGESTED_MS = 0.3  # the paper's target as a part of the budget: 600 ms of 2 s (arXiv 2607.02640)
+SUGGESTED_PART = 0.3  # the paper's target as a part of the budget: 600 ms of 2 s (arXiv 2607.02640)
 
 
 class Panel(w.VBox):
@@ -40,8 +40,11 @@ class Panel(w.VBox):
             }
         )
         self.upload = Upload(on_file=bench.take_clip, on_error=bench.say)
-        names = [] if bench.clips.none_needed else bench.clips.names()
-        self.adding = AddSessions(names, self.upload, lambda clip, n: bench.add(clip, n), self._listen)
+        names = bench.clips.names()
+        if bench.clips.missing:
+            bench.say(bench.clips.missing)
+        heard = not bench.clips.none_needed
+        self.adding = AddSessions(names, heard, self.upload, lambda clip, n: bench.add(clip, n), self._listen)
         self.sessions = Sessions(
             bench.close,
             self._bound,
@@ -50,7 +53,7 @@ class Panel(w.VBox):
             min(profile.max_model_len, 8 * profile.window),
         )
         budget_ms = profile.frame_budget_s * 1e3
-        self.admission = Admission(self._admit, list(CONTROLLERS), SUGGESTED_MS * budget_ms)
+        self.admission = Admission(self._admit, list(CONTROLLERS), SUGGESTED_PART * budget_ms)
         parts = [self.status, self.adding, self.sessions, self.admission]
         self.speed = None
         if live.arms[0].desk.virtual:
@@ -111,13 +114,14 @@ class Panel(w.VBox):
         names = [arm.name if several else "" for arm in live.arms]
         notices = [arm.desk.notice for arm in live.arms] + [self.bench.notice] + live.faults[-1:]
         self.status.show(list(zip(names, live.statuses(), strict=True)), notices)
-        bound = self.bench.bound_to_come
+        one = self.sessions.one and self.sessions.selected
+        bound = self.bench.bound_of(self.sessions.selected) if one else self.bench.bound_to_come
         self.sessions.show(self.bench.open_sessions(), None if bound is None else (bound.window, bound.sinks))
-        if self._clips != tuple(self.bench.clips.names()) and self.adding.heard:
-            for name in self.bench.clips.names():
+        if self._clips != (clips := tuple(self.bench.clips.names())):
+            for name in clips:
                 if name not in self._clips:
                     self.adding.offer(name)
-            self._clips = tuple(self.bench.clips.names())
+            self._clips = clips
         if self.speed is not None:
             self.speed.show(live.pace.reached, live.pace.paused)
 

@@ -23,8 +23,9 @@ class Workbench(Hands):
     """Opens the engine of ``profile`` (a name, a sim: profile, a .toml file or a Profile) and shows it live.
 
     ``name``: there is one workbench of each name in a kernel. The same call again shows the one that is open; with
-    another profile, or after its engine died, the old one is ended first. ``folder``, ``speed``, ``engine``: see Hands.
-    Changes of the profile's fields: as keywords. Raises ProfileError; all that comes later is said in the panel.
+    another profile, or after its engine died, the old one is ended in the background. ``folder``, ``speed``,
+    ``engine``: see Hands. Changes of the profile's fields: as keywords. Raises ProfileError; all that comes later is
+    said in the panel.
     """
 
     def __new__(cls, profile: str | Profile = "smollm2", *, name: str = "workbench", **how):
