@@ -31,7 +31,7 @@ def test_the_state_is_told_in_each_state(hands_on):
     soon(lambda: hands.status() == "no sessions: add some")
     engine.dead = "it fell over"
     soon(lambda: hands.live.arms[0].desk.state == DEAD)
-    assert hands.status() == "engine died: it fell over; the tables are saved"
+    soon(lambda: hands.status() == "engine died: it fell over; the tables are saved")
     failed = hands_on(Broken())
     soon(lambda: failed.live.arms[0].desk.state == FAILED)
     assert failed.status() == "the engine did not start: no room"

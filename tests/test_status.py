@@ -29,10 +29,10 @@ BOUND = KVBound(64, 4)
 SILENT = {k: [] for k in range(1, 20)}
 
 
-def desk(run=None, state=OPEN, notice="", progress="loading (3 s)"):
+def desk(run=None, state=OPEN, notice="", progress="loading (3 s)", saved=False):
     """A desk in this state; ``run`` is the scripted run of its manager."""
     manager = None if run is None else SimpleNamespace(beat=run.beat, now=lambda: run.engine.now)
-    return SimpleNamespace(state=state, notice=notice, progress=progress, manager=manager)
+    return SimpleNamespace(state=state, notice=notice, progress=progress, manager=manager, saved=saved)
 
 
 def run_of(script=None, bounds=(None, None), until=9.0, free=10, head=0):
@@ -62,7 +62,14 @@ def test_an_ended_desk_says_what_to_do():
 def test_a_dead_engine_is_said_with_its_reason_whether_or_not_the_desk_has_seen_it(state):
     run = run_of()
     run.beat.die("it fell over", 9.0)
-    assert status_of(desk(run, state)) == Status("engine died: it fell over; the tables are saved", ALARM, (RESTART,))
+    assert status_of(desk(run, state)) == Status("engine died: it fell over", ALARM, (RESTART,))
+
+
+def test_the_tables_of_a_dead_engine_are_said_to_be_saved_once_they_are():
+    run = run_of()
+    run.beat.die("it fell over", 9.0)
+    saved = desk(run, DEAD, saved=True)
+    assert status_of(saved) == Status("engine died: it fell over; the tables are saved", ALARM, (RESTART,))
 
 
 def test_without_sessions_it_says_what_to_do():

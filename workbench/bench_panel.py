@@ -32,7 +32,7 @@ from workbench.bench_panel_kernel import (
 )
 from workbench.browser import FLAGS, BrowserError, find_chromium
 from workbench.lab import lab_command
-from workbench.profiles import Profile
+from workbench.profiles import Profile, load_profile
 
 # Sessions and frames that the engine is never done with: what it serves then is all that it can.
 SATURATED = {"sessions": 32, "window": 64, "frame_budget_s": 0.48}
@@ -96,7 +96,11 @@ def _throughput_rows(page: _Page, profile: Profile, say) -> list[dict]:
 def _redraw_rows(page: _Page, seconds: float, say) -> list[dict]:
     params = {"profile": REDRAW_PROFILE, "sessions": REDRAW_SESSIONS, "seconds": seconds}
     figures = page.run("redraws", params, say)
-    shared = {"executor": "simulated", "profile": REDRAW_PROFILE, "params": {**params, "seed": 0}}
+    shared = {
+        "executor": "simulated",
+        "profile": REDRAW_PROFILE,
+        "params": {**params, "seed": load_profile(REDRAW_PROFILE).seed},
+    }
     lags = sorted(figures["lags_s"])
     rows = [
         ("redraws of the page per second", figures["redraws"] / figures["seconds"], "1/s"),

@@ -58,6 +58,7 @@ class Desk:
         self.manager: SessionManager | None = None
         self.began_at = time.monotonic()
         self.runs = 0
+        self.saved = False  # whether all rows of an engine that died are on disk
         self.new_gate: Callable[[int], Gate] | None = None
         self._engine = engine
         self._progress = ""
@@ -241,7 +242,7 @@ class Desk:
         self.state, self.began_at = STARTING, time.monotonic()
         self.pace.join(self)
         try:
-            self.runs = self._next_run()
+            self.runs, self.saved = self._next_run(), False
             engine = None if self._engine is None else self._engine(self.profile)
             gate = self.new_gate(0) if self.new_gate else None
             self.manager = SessionManager(
@@ -342,6 +343,7 @@ class Desk:
     def _save(self) -> None:
         try:
             self.manager.tables.save(self.run_folder)
+            self.saved = self.state == DEAD
         except OSError as error:
             self.notice = f"the tables cannot be saved in {self.run_folder}: {error.strerror}"
         self._saved_at = time.monotonic()

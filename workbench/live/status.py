@@ -35,7 +35,7 @@ def status_of(desk: Desk, t_full_s: float | None = None) -> Status:
     now = manager.now()
     words = manager.beat.status(now)
     if state == DEAD or manager.beat.dead is not None:
-        return Status(f"{words}; the tables are saved", ALARM, (RESTART,))
+        return Status(words + "; the tables are saved" * desk.saved, ALARM, (RESTART,))
     assert state == OPEN
     bounded = [session.bound for session in list(manager.beat.sessions.values())]
     if words.startswith("wall"):
