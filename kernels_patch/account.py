@@ -45,7 +45,7 @@ def snapshot(scheduler, request_ids: Collection[str] | None = None) -> dict:
         "first_refused_at": scheduler.first_refused_at,
         "head_needs_blocks": _head_needs_blocks(scheduler),
         "resident_tokens": sum([r.num_computed_tokens for r in requests.values() if r.resumable]),
-        "evicted_tokens": sum([state.spans[-1][1] for state in sessions.values() if len(state.spans) > 1]),
+        "evicted_tokens": sum([state.evicted for state in sessions.values()]),
         "grown_frames": scheduler.grown_frames,
         "grown_tokens": scheduler.grown_tokens,
         "grown_squares": scheduler.grown_squares,

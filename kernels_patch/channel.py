@@ -22,7 +22,9 @@ def metronome_attach(self) -> dict:
     known = [rows for rows in tables if rows is not None]
     if not known:
         raise PluginError("this model does not say where its positions end: bounded sessions could run past it unseen")
-    self.scheduler.attach(max_positions=min(known), workers_compute=all(w.get("computes", True) for w in workers))
+    stay = next((why for w in workers if (why := w.get("sinks_stay"))), None)
+    computes = all(w.get("computes", True) for w in workers)
+    self.scheduler.attach(max_positions=min(known), workers_compute=computes, sinks_stay=stay)
     return {
         "vllm": check_version(),
         "scheduler": f"{type(self.scheduler).__module__}.{type(self.scheduler).__name__}",

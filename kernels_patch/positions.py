@@ -12,6 +12,8 @@ from bisect import bisect_right
 import numpy as np
 
 EXTRA_ARGS_KEY = "kv_positions"
+# With a chunk whose eviction moved the sinks: see kernels_patch.moving.
+MOVED_KEY = "kv_moved"
 
 Spans = list[tuple[int, int]]
 
@@ -30,6 +32,26 @@ def cut(spans: Spans, start: int, length: int) -> Spans:
     for span in [*kept, first_after, *later]:
         if not result or result[-1][1] != span[1]:
             result.append(span)
+    return result
+
+
+def follow(spans: Spans, start: int) -> Spans:
+    """The spans after the indices before ``start`` took the offset of the one at ``start``: all up to it is contiguous."""
+    offset = offset_at(spans, start)
+    return [(0, offset), *((s, o) for s, o in spans if s > start)]
+
+
+def differ_before(spans: Spans, others: Spans) -> int:
+    """The index from which on both give the same offsets; they must agree in the end."""
+    starts = sorted({start for start, _ in [*spans, *others]})
+    different = [k for k, start in enumerate(starts) if offset_at(spans, start) != offset_at(others, start)]
+    return starts[different[-1] + 1] if different else 0
+
+
+def offsets(spans: Spans, first: int, count: int) -> np.ndarray:
+    """The offsets of the indices [first, first + count), int64."""
+    result = np.zeros(count, dtype=np.int64)
+    add_offsets(result, spans, first)
     return result
 
 

@@ -35,6 +35,11 @@ class SessionState:
     frame_start: int = 0
     # Age in tokens at the end of the last frame; None before the first.
     age: int | None = None
+    # Sinks that move: ``cached`` has the offsets that the keys in the cache still have. ``pinning`` is another number
+    # whenever other tokens may be the first of the session, which is when a cut begins elsewhere than the last one.
+    cached: positions.Spans = field(default_factory=lambda: [(0, 0)])
+    cut_at: int | None = None
+    pinning: int = 0
 
     @property
     def evicted(self) -> int:
@@ -63,6 +68,7 @@ class BoundedScheduler(Scheduler):
         self.vocab_size = vllm_config.model_config.get_vocab_size()
         self.max_positions: int | None = None
         self.attached, self.workers_compute = False, True
+        self.sinks_stay: str | None = None
         self.sessions: dict[str, SessionState] = {}
         self.preemptions = 0
         self.refused_allocations = 0
@@ -77,14 +83,15 @@ class BoundedScheduler(Scheduler):
         # One block is vLLM's null block and never holds tokens.
         return self.kv_cache_manager.block_pool.num_gpu_blocks - 1
 
-    def attach(self, max_positions: int | None, workers_compute: bool = True) -> None:
+    def attach(self, max_positions: int | None, workers_compute: bool = True, sinks_stay: str | None = None) -> None:
         """Called once the workers' position hooks are in place.
 
         ``max_positions``: rows of the rotary table. ``workers_compute``: False for simulated ones, which need not be
-        told the tokens and blocks of a session.
+        told the tokens and blocks of a session. ``sinks_stay``: why no worker can move sinks, None where all can.
         """
         self.max_positions = max_positions
         self.workers_compute = workers_compute
+        self.sinks_stay = sinks_stay
         self.attached = True
 
     def _make_cached_request_data(self, running_reqs, resumed_reqs, *args) -> CachedRequestData:
@@ -168,6 +175,8 @@ class BoundedScheduler(Scheduler):
         state = self.sessions[session.request_id]
         state.bound = _bound_of(update.sampling_params)
         state.frame_start = session.num_computed_tokens
+        # The chunk before this one was served: its sinks were moved.
+        state.cached = state.spans
         if state.bound is not None:
             self._evict(session, state, session.num_computed_tokens)
         _send_spans(session, state)
@@ -194,6 +203,11 @@ class BoundedScheduler(Scheduler):
         session.num_computed_tokens = max(0, session.num_computed_tokens - gap)
         state.frame_start -= gap
         state.spans = positions.cut(state.spans, start, gap)
+        state.cached = positions.cut(state.cached, start, gap)
+        if start != state.cut_at:
+            state.cut_at, state.pinning = start, state.pinning + 1
+        if state.bound.moving:
+            state.spans = positions.follow(state.spans, start)
         return gap
 
     def set_bound(self, request_id: str, value: dict | None) -> str:
@@ -201,9 +215,11 @@ class BoundedScheduler(Scheduler):
 
         A session that waits with an unanswered chunk takes up no other before that one is served, which at the wall
         is never; so it is cut here. A parked or running session is cut when it takes up its next chunk.
-        Raises BoundError, before anything changed, on a value that is no bound.
+        Raises BoundError, before anything changed, on a value that is no bound and on sinks that cannot move here.
         """
         bound = KVBound.from_args(value)
+        if bound is not None and bound.moving and self.sinks_stay:
+            raise BoundError(self.sinks_stay)
         session = self.requests.get(request_id)
         if session is None or request_id not in self.sessions:
             return "unknown"
@@ -212,7 +228,7 @@ class BoundedScheduler(Scheduler):
         for update in session.streaming_queue or ():
             if update is not None:
                 update.sampling_params = _with(update.sampling_params, EXTRA_ARGS_KEY, value)
-        if bound is None or self._reason_not_to_evict(session) or session.num_in_flight_tokens:
+        if bound is None or self._reason_not_to_evict(bound, session) or session.num_in_flight_tokens:
             return "next frame"
         if session.status == RequestStatus.WAITING:
             self._evict(session, state, state.frame_start)
@@ -247,7 +263,7 @@ class BoundedScheduler(Scheduler):
             return str(error)
         needed = request.num_tokens + request.max_tokens
         return (
-            (self._reason_not_to_evict(request) if bound is not None else None)
+            (self._reason_not_to_evict(bound, request) if bound is not None else None)
             or self._foreign_token(request.prompt_token_ids)
             or (self._too_long(needed) if needed > self.max_model_len else None)
         )
@@ -258,7 +274,7 @@ class BoundedScheduler(Scheduler):
             bound = _bound_of(update.sampling_params)
         except BoundError as error:
             return str(error)
-        if bound is not None and (why := self._reason_not_to_evict(session, update)):
+        if bound is not None and (why := self._reason_not_to_evict(bound, session, update)):
             return why
         if why := self._foreign_token(update.prompt_token_ids):
             return why
@@ -272,7 +288,9 @@ class BoundedScheduler(Scheduler):
             return f"the next frame would reach position {last}, past the rotary table's {self.max_positions}"
         return None
 
-    def _reason_not_to_evict(self, session: Request, update: StreamingUpdate | None = None) -> str | None:
+    def _reason_not_to_evict(
+        self, bound: KVBound, session: Request, update: StreamingUpdate | None = None
+    ) -> str | None:
         if self.cache_config.enable_prefix_caching:
             # What later chunks hash to would not be what their KV depends on.
             return "a bounded session cannot be served while prefix caching is on"
@@ -280,7 +298,7 @@ class BoundedScheduler(Scheduler):
             return "bounded without the workers' position hook: shake hands (metronome_attach) first"
         if session.mm_features or (update is not None and update.mm_features):
             return "a bounded session cannot hold multimodal features yet"
-        return None
+        return self.sinks_stay if bound.moving else None
 
     def _foreign_token(self, tokens: list[int] | None) -> str | None:
         # Without a tokenizer vLLM does not look, and the embedding kills the engine, where there is one.
@@ -331,7 +349,8 @@ class BoundedScheduler(Scheduler):
         self.preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
         state = self.sessions.get(request.request_id)
-        if state is not None and state.bound is not None and not self._reason_not_to_evict(request):
+        bound = None if state is None else state.bound
+        if bound is not None and not self._reason_not_to_evict(bound, request):
             # A bound that came while it ran: uncut it might ask for more blocks than it will ever be given.
             self._cut_preempted(request, state)
             _send_spans(request, state)
@@ -358,3 +377,7 @@ def _send_spans(session: Request, state: SessionState) -> None:
     """Let the session's spans travel to the worker with this chunk; one that never lost a token sends nothing."""
     if state.spans != [(0, 0)]:
         session.sampling_params = _with(session.sampling_params, positions.EXTRA_ARGS_KEY, state.spans)
+    moved = positions.differ_before(state.spans, state.cached)
+    if moved:
+        value = (moved, state.cached, state.pinning)
+        session.sampling_params = _with(session.sampling_params, positions.MOVED_KEY, value)

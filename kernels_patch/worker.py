@@ -1,7 +1,8 @@
 """The worker's half of the bound: add each session's offsets to the rotary positions, after slots are mapped.
 
 Slots and block tables speak of indices among the resident tokens; only the rotary embedding needs to know where a
-token truly stands. So the hook runs when the runner has finished its inputs and touches nothing but ``positions``.
+token truly stands. So the hook runs when the runner has finished its inputs and touches nothing but ``positions``; where
+sinks move, their keys in the cache are turned then too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from kernels_patch.guard import PluginError
+from kernels_patch.moving import SinkMover
 from kernels_patch.positions import EXTRA_ARGS_KEY, add_offsets
 
 
@@ -24,10 +26,12 @@ class BoundedWorkerExtension:
         if runner.uses_mrope:
             raise PluginError("bounded sessions do not support M-RoPE models yet")
         if not getattr(runner, "metronome_attached", False):
+            runner.metronome_mover, runner.metronome_sinks_stay = _mover(runner)
             runner._prepare_inputs = _with_true_positions(runner, runner._prepare_inputs)
             runner.metronome_attached = True
         return {
             "runner": f"{type(runner).__module__}.{type(runner).__name__}",
+            "sinks_stay": runner.metronome_sinks_stay,
             "rotary_positions": rotary_positions(runner.get_model()),
             "threads": torch.get_num_threads(),
         }
@@ -39,12 +43,22 @@ def rotary_positions(model: torch.nn.Module) -> int | None:
     return min(tables, default=None)
 
 
+def _mover(runner) -> tuple[SinkMover | None, str | None]:
+    """What moves sinks here, or why they cannot move."""
+    try:
+        return SinkMover(runner), None
+    except PluginError as error:
+        return None, str(error)
+
+
 def _with_true_positions(runner, prepare_inputs):
     def prepare_inputs_then_shift(scheduler_output, num_scheduled_tokens):
         result = prepare_inputs(scheduler_output, num_scheduled_tokens)
         shift = _shift(runner, num_scheduled_tokens)
         if shift is not None:
             runner.positions[: len(shift)] += torch.from_numpy(shift).to(runner.positions.device)
+        if runner.metronome_mover is not None:
+            runner.metronome_mover.move(len(num_scheduled_tokens))
         return result
 
     return prepare_inputs_then_shift

@@ -25,10 +25,13 @@ class KVBound:
 
     Both are counts of tokens. ``sinks`` takes effect in whole blocks (rounded up). A session without a bound is
     simply served by the stock scheduler; there is no value of KVBound that means "unbounded".
+    ``moving``: at each eviction the sinks take the positions right before what follows them, so that they are never
+    farther away than the window is long. Else they stay where they are and the distance to them grows with the session.
     """
 
     window: int
     sinks: int = 0
+    moving: bool = False
 
     def __post_init__(self) -> None:
         for name in ("window", "sinks"):
@@ -39,6 +42,8 @@ class KVBound:
             raise BoundError(f"window must be at least 1 token, not {self.window}")
         if self.sinks < 0:
             raise BoundError(f"sinks must be 0 or more tokens, not {self.sinks}")
+        if not isinstance(self.moving, bool):
+            raise BoundError(f"moving must be true or false, not {self.moving!r}")
 
     def sink_tokens(self, block_size: int) -> int:
         """S': the pinned tokens, in whole blocks."""
@@ -52,17 +57,17 @@ class KVBound:
         """The most tokens a session ever needs slots for: sinks + window + block + frame + owed."""
         return self.sink_tokens(block_size) + self.window + block_size + frame_tokens + owed
 
-    def to_args(self) -> dict[str, int]:
+    def to_args(self) -> dict[str, int | bool]:
         """The form that travels in ``SamplingParams.extra_args["kv_bound"]``."""
-        return {"window": self.window, "sinks": self.sinks}
+        return {"window": self.window, "sinks": self.sinks, "moving": self.moving}
 
     @classmethod
     def from_args(cls, value: object) -> KVBound | None:
-        """Read what travelled; None stays None. Raises BoundError on anything else than window and sinks."""
+        """Read what travelled; None stays None. Raises BoundError on anything else than window, sinks and moving."""
         if value is None:
             return None
-        if not isinstance(value, dict) or not set(value) <= {"window", "sinks"} or "window" not in value:
-            raise BoundError(f"a bound travels as {{'window': W, 'sinks': S}}, not {value!r}")
+        if not isinstance(value, dict) or not set(value) <= {"window", "sinks", "moving"} or "window" not in value:
+            raise BoundError(f"a bound travels as {{'window': W, 'sinks': S, 'moving': M}}, not {value!r}")
         return cls(**value)
 
 

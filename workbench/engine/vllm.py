@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from workbench.bound import ENDED, EXTRA_ARGS_KEY, KVBound
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
@@ -30,6 +31,16 @@ from workbench.engine.spawn import engine_children
 
 # What vLLM says of a chunk that it gave up: no answer, however empty.
 GIVEN_UP = ("abort", "error")
+
+
+class Sampling(NamedTuple):
+    """How a chunk's tokens are drawn. ``seed``: of the session's stream of random numbers, which its first chunk opens.
+
+    So a session that is to draw at all does so from its first chunk on, and goes on in one stream: frames change nothing.
+    """
+
+    temperature: float
+    seed: int
 
 
 class _Stream:
@@ -241,7 +252,8 @@ class VllmEngine(Engine):
     def now(self) -> float:
         return time.monotonic()
 
-    def submit(self, session, tokens, owed, bound=None, stop_token_ids=()) -> None:
+    def submit(self, session, tokens, owed, bound=None, stop_token_ids=(), sampling: Sampling | None = None) -> None:
+        """As the interface's; ``sampling``: draw this chunk's tokens at random, else the likeliest is taken."""
         if self._llm is None:
             raise EngineDead("the engine was stopped")
         stream = self._streams.get(session)
@@ -249,18 +261,19 @@ class VllmEngine(Engine):
             stream = self._streams[session] = _Stream(session)
             stream.task = asyncio.get_running_loop().create_task(self._serve(stream))
             stream.task.add_done_callback(self._report)
-        params = self._sampling(owed, bound, stop_token_ids)
+        params = self._sampling(owed, bound, stop_token_ids, sampling)
         if self._scores_key is not None:
             stream.submitted += 1
             params.extra_args = {**(params.extra_args or {}), self._scores_key: stream.submitted}
         stream.chunks.put_nowait((list(tokens), params))
 
-    def _sampling(self, owed: int, bound: KVBound | None, stop_token_ids):
+    def _sampling(self, owed: int, bound: KVBound | None, stop_token_ids, sampling: Sampling | None = None):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
-            temperature=0.0,
+            temperature=0.0 if sampling is None else sampling.temperature,
+            seed=None if sampling is None else sampling.seed,
             max_tokens=owed,
             ignore_eos=True,
             stop_token_ids=list(stop_token_ids),

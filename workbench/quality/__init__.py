@@ -1,0 +1,1 @@
+"""What a bound costs in quality: texts, questions, repetition, and intervals over seeds."""
