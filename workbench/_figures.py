@@ -44,7 +44,8 @@ def label_of(result: Result) -> Label:
     memory = (
         f"{params['front_end']} front end",
         f"pool of {params['pool_blocks']} blocks of {params['block_size']} tokens",
-        f"bound W = {params['window']}, S = {params['sinks']} tokens",
+        f"bound W = {params['window']}, S = {params['sinks']} tokens"
+        + (" that move" if params.get("moving_sinks") else ""),
     )
     return Label("<br>".join(map(" · ".join, (served, memory))), simulated=result.executor == "simulated")
 

@@ -8,13 +8,12 @@ The engine records its own steps; those during which other work ran on its cores
 
 from __future__ import annotations
 
-import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
+from workbench._loop import run_to_end
 from workbench._machine import Fingerprint, LoadWatch, core_numbers, machine_floor
 from workbench._step_experiment import Recorded, Say, Served, ServedFrame, batch_sizes, delivery_s, serve_batches
 from workbench._terminal import table
@@ -37,14 +36,7 @@ def calibrate(profile: Profile, progress: Say | None = None, *, accept_busy: boo
     if profile.executor != "vllm":
         raise CostError(f"profile {profile.name} is simulated: calibrate the real one that it stands for")
     batch_sizes(profile)
-    run = _calibrate(profile, progress or (lambda message, fraction: None), accept_busy)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(run)
-    # Called from a notebook, whose thread has a loop already.
-    with ThreadPoolExecutor(1) as other_thread:
-        return other_thread.submit(asyncio.run, run).result()
+    return run_to_end(_calibrate(profile, progress or (lambda message, fraction: None), accept_busy))
 
 
 async def _calibrate(profile: Profile, say: Say, accept_busy: bool) -> Calibration:

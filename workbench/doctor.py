@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 
+from workbench._loop import run_to_end
 from workbench._terminal import speaks_for_itself
 
 DISTRIBUTION = "metronome-workbench"
@@ -60,7 +59,7 @@ def examine(engine: bool = True, progress: Callable[[str], None] | None = None) 
     if engine:
         say("starting the tiny engine, some 20 s")
         fix = "mend what is missing above; where nothing is, report this line"
-        checks.append(_examined("engine", lambda: _run(_probe_engine(say)), fix, True))
+        checks.append(_examined("engine", lambda: run_to_end(_probe_engine(say)), fix, True))
     return checks
 
 
@@ -247,16 +246,6 @@ async def _probe_engine(say: Callable[[str], None]) -> str:
         )
     finally:
         await engine.stop()
-
-
-def _run(coroutine: Coroutine) -> str:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    # Called from a notebook, whose thread has a loop already.
-    with ThreadPoolExecutor(1) as other_thread:
-        return other_thread.submit(asyncio.run, coroutine).result()
 
 
 def _installed(distribution: str) -> bool:

@@ -26,7 +26,7 @@ class Profile:
     in the file that ``calibration`` names.
     frame_budget_s: B, the audio of one frame and its deadline. tokens_owed: reply tokens owed per frame.
     front_end: how audio becomes tokens. sessions: N an experiment opens by default.
-    window, sinks: the bound its bounded arms use. pool_blocks: blocks that can hold tokens.
+    window, sinks, moving_sinks: the bound its bounded arms use. pool_blocks: blocks that can hold tokens.
     max_model_len: the most resident tokens of a session. max_positions: rows of the rotary table, the age in tokens
     at which a bounded session ends. phase_groups: G, the number of instants per budget at which frames fall due.
     wait_cap: the part of B after which a frame returns with what is there. backlog: chunks a session may have
@@ -50,6 +50,7 @@ class Profile:
     max_model_len: int
     max_positions: int
     sinks: int = 4
+    moving_sinks: bool = False
     executor: str = "vllm"
     hardware: str = ""
     calibration: str = ""
@@ -76,8 +77,8 @@ class Profile:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            expected = {"int": int, "float": (int, float), "str": str}[field.type]
-            if isinstance(value, bool) or not isinstance(value, expected):
+            expected = {"int": int, "float": (int, float), "str": str, "bool": bool}[field.type]
+            if isinstance(value, bool) != (field.type == "bool") or not isinstance(value, expected):
                 raise ProfileError(f"profile {self.name}: {field.name} must be {field.type}, not {value!r}")
             if field.type == "int" and value < (
                 0 if field.name in ("sinks", "backlog", "seed", "shared_prefix") else 1
@@ -120,7 +121,7 @@ class Profile:
 
     @property
     def bound(self) -> KVBound:
-        return KVBound(self.window, self.sinks)
+        return KVBound(self.window, self.sinks, self.moving_sinks)
 
     @property
     def frame_tokens(self) -> int:

@@ -30,6 +30,7 @@ EXPERIMENTS = {
         "window",
         "loops",
         "conversation",
+        "sinks",
     )
 }
 DEFAULT_PROFILE = "smollm2"
@@ -162,7 +163,16 @@ def params_of(profile, facts) -> dict[str, Any]:
         "model",
         "dtype",
     )
-    varied = ("hardware", "start_jitter", "arrivals_per_s", "holding_s", "eos_chance", "step_noise", "shared_prefix")
+    varied = (
+        "moving_sinks",
+        "hardware",
+        "start_jitter",
+        "arrivals_per_s",
+        "holding_s",
+        "eos_chance",
+        "step_noise",
+        "shared_prefix",
+    )
     return {
         **{name: getattr(profile, name) for name in names},
         "tokens_in": tokens_per_frame(profile.front_end, profile.frame_budget_s),

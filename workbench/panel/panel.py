@@ -137,7 +137,8 @@ class Panel(w.VBox):
     def _bound(self, name: str | None) -> None:
         from workbench.bound import KVBound
 
-        bound = KVBound(self.sessions.window.value, self.sessions.sinks.value) if self.sessions.on else None
+        window, sinks, moving = self.sessions.window.value, self.sessions.sinks.value, self.bench.profile.moving_sinks
+        bound = KVBound(window, sinks, moving) if self.sessions.on else None
         self.bench.bound(bound, name)
 
     def _admit(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from workbench.bound import KVBound
-from workbench.engine.base import Engine, EngineDead, EngineError, TokenEvent
+from workbench.engine.base import Engine, EngineDead, EngineError, SessionView, TokenEvent
 from workbench.telemetry import ON_TIME, FrameRow, PoolRow, SessionRow, Tables
 
 ANSWER_TIMEOUT_S = 600.0
@@ -26,10 +26,14 @@ class Answer(NamedTuple):
 
 
 class Lines:
-    """The sessions of an engine that is started, whose events it takes over; ``tables`` get a row a frame."""
+    """The sessions of an engine that is started, whose events it takes over; ``tables`` get a row a frame.
+
+    ``held``: what the scheduler had of a session before it was closed, by name.
+    """
 
     def __init__(self, engine: Engine, run: str) -> None:
         self.engine, self.tables = engine, Tables(run)
+        self.held: dict[str, SessionView] = {}
         self._began = engine.now()
         self._open: dict[str, Line] = {}
         self._dead: str | None = None
@@ -43,11 +47,6 @@ class Lines:
         line = self._open[name] = Line(self, name, bound)
         self.tables.session_rows[name] = SessionRow(self.tables.run, name, "", self.now(), self.now())
         return line
-
-    def close(self, line: Line) -> None:
-        self.engine.close(line.name)
-        self._open.pop(line.name, None)
-        self.tables.session_rows[line.name].ended_at_s = self.now()
 
     def _hear(self, event: TokenEvent) -> None:
         line = self._open.get(event.session)
@@ -63,6 +62,13 @@ class Lines:
         """Raise EngineDead once the engine is."""
         if self._dead is not None:
             raise EngineDead(f"the engine died: {self._dead}")
+
+    async def end(self, line: Line) -> None:
+        """Close a session, once the scheduler was asked what it holds."""
+        self.held[line.name] = (await self.engine.snapshot([line.name])).sessions[line.name]
+        self.engine.close(line.name)
+        self._open.pop(line.name, None)
+        self.tables.session_rows[line.name].ended_at_s = self.now()
 
     async def watch_pool(self) -> None:
         """Write a row of the pool each second, until cancelled."""

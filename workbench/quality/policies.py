@@ -11,8 +11,10 @@ from workbench.speech.chat import ASSISTANT, END, TURN, USER
 NOTHING, HEADER, CONTENT, REPLY = "nothing", "header", "content", "reply"
 # Each of them with all that stand before it.
 PINNED = (NOTHING, HEADER, CONTENT, REPLY)
-SYSTEM = "You are a helpful assistant. Answer in one short sentence."
-FIRST = "Tell me all that you know about the sea."
+SYSTEM = (
+    "You are a helpful assistant on the phone. You listen well, and you answer each question in one short sentence."
+)
+FIRST = "Hello! Please tell me all that you know about the sea, its waves and its fish."
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ REPLY = 24  # tokens owed to a question
 SPOKEN = 16  # and in a frame of a session that speaks on
 ASKED_EVERY = 256  # tokens of age between two questions to it
 TEMPERATURE = 0.7
+WITHIN, BEYOND = "within", "beyond"
 TELL, RECALL = "Keep this in mind: the secret word is {}.", "What is the secret word?"
 
 
@@ -47,11 +48,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question put at ``age``, and the reply; ``recall``: "within" or "beyond" the horizon where it is a secret."""
+    """A question put at ``age``, and the reply in words and tokens; ``recall``: "within" or "beyond" the horizon, where
+    it is the secret that is asked for.
+    """
 
     age: int
     question: Question
     reply: str
+    tokens: tuple[int, ...]
     recall: str | None = None
 
     @property
@@ -111,30 +115,26 @@ async def converse(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, 
     """
     left, number, kept, word = Left(seed), 0, [], Question(RECALL, (secret(seed),))
 
-    async def turn(words: str, passage: Sequence[int] = ()) -> tuple[int, str]:
+    async def turn(asked: Question, passage: Sequence[int] = (), recall: str | None = None) -> Asked:
         nonlocal kept
+        words = asked.text
         fed = _turn(tokens, [*passage, *tokens.encode(f"\n\n{words}" if passage else words)], kept)
         begin, mark = line.age, len(kept) + len(tokens.encode(f"{END}\n{USER}"))
         answer = await line.feed(fed, REPLY, (tokens.end,))
         if passage:
             left.scored.append(Scored(begin + mark, answer.scores[mark : mark + len(passage)]))
         kept = [] if answer.eos else [line.last]
-        return begin, tokens.decode(answer.tokens)
+        return Asked(begin, asked, tokens.decode(answer.tokens), answer.tokens, recall)
 
     await _open(line, opening)
-    await turn(TELL.format(*word.keywords))
-    left.asked.append(Asked(*_put(await turn(RECALL), word), "within"))
+    await turn(Question(TELL.format(*word.keywords), ()))
+    left.asked.append(await turn(word, recall=WITHIN))
     while line.age < age:
-        asked = question(seed, number)
-        left.asked.append(Asked(*_put(await turn(asked.text, text.read(seed, PASSAGE, number * PASSAGE)), asked)))
+        passage = text.read(seed, PASSAGE, number * PASSAGE)
+        left.asked.append(await turn(question(seed, number), passage))
         number += 1
-    left.asked.append(Asked(*_put(await turn(RECALL), word), "beyond"))
+    left.asked.append(await turn(word, recall=BEYOND))
     return left
-
-
-def _put(turn: tuple[int, str], asked: Question) -> tuple[int, Question, str]:
-    begin, reply = turn
-    return begin, asked, reply
 
 
 async def speak(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, seed: int, age: int) -> Left:
@@ -147,7 +147,7 @@ async def speak(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, see
             asked, begin = question(seed, number), line.age
             answer = await line.feed(_turn(tokens, tokens.encode(asked.text), [line.last]), REPLY)
             reply = answer.tokens[: answer.tokens.index(tokens.end)] if tokens.end in answer.tokens else answer.tokens
-            left.asked.append(Asked(begin, asked, tokens.decode(reply)))
+            left.asked.append(Asked(begin, asked, tokens.decode(reply), reply))
             number, asks = number + 1, line.age + ASKED_EVERY
         else:
             begin = line.age + 1

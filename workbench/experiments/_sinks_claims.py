@@ -1,0 +1,97 @@
+"""What the sinks experiment asserts; what it only finds stands in its metrics."""
+
+from __future__ import annotations
+
+from workbench.bound import KVBound
+from workbench.experiments import Claim
+from workbench.experiments._sinks_metrics import FREE_RUNNING, TURN_BASED, Wave
+from workbench.quality.policies import HEADER, NOTHING
+
+TAKEN_BACK = 0.5  # of what a missing sink costs
+
+
+def claims_of(metrics: dict, waves: dict[str, Wave], block: int) -> list[Claim]:
+    """In tokens, nats and shares of questions; those on what was not run are left out."""
+    claims = [_resident(waves, block), _scored(waves)]
+    rows = {(row["window"], row["pinned"], row["regime"]): row for row in metrics["policies"]}
+    windows = sorted({window for window, pinned, _ in rows if pinned == NOTHING})
+    lost = {window: rows[window, NOTHING, FREE_RUNNING] for window in windows}
+    if lost:
+        claims.append(
+            Claim(
+                "without sinks a text is less likely than unbounded, at every window",
+                all(row["excess_low"] > 0 for row in lost.values()),
+                {window: row["excess"] for window, row in lost.items()},
+                "more nats per token than unbounded, over all seeds",
+            )
+        )
+    both = [window for window in windows if (window, HEADER, FREE_RUNNING) in rows]
+    if both:
+        left = {w: rows[w, HEADER, FREE_RUNNING]["excess"] / lost[w]["excess"] for w in both}
+        claims.append(
+            Claim(
+                "pinning the header takes back most of that",
+                all(share <= 1 - TAKEN_BACK for share in left.values()),
+                {window: 1 - share for window, share in left.items()},
+                f">= {TAKEN_BACK} of it, at every window",
+            )
+        )
+    base, lenient = rows[None, None, TURN_BASED], metrics["leniency"][TURN_BASED]["by_chance"]
+    claims.append(
+        Claim(
+            "a reply that counts is a reply to its question",
+            lenient is not None and base["answered"] is not None and lenient < base["answered"],
+            {"of its own": base["answered"], "of any other": lenient},
+            "more often right for its own question than for others",
+        )
+    )
+    beyond = [row for row in metrics["recall"] if row["window"] is not None]
+    claims.append(
+        Claim(
+            "no bound recalls what it has evicted",
+            all(row["beyond"] == 0 for row in beyond),
+            {
+                "bounded, beyond": max((row["beyond"] for row in beyond), default=0),
+                "at once": metrics["recall"][0]["within"],
+            },
+            "0 of the secrets",
+        )
+    )
+    return claims
+
+
+def _resident(waves: dict[str, Wave], block: int) -> Claim:
+    """Of every session: nothing is lost but what was evicted, and what is held is what its bound allows."""
+    off, over = 0, 0
+    for wave in waves.values():
+        rows = wave.lines.tables.frame_rows
+        ages = {row.session: row for row in rows}
+        for name, held in wave.lines.held.items():
+            last = ages[name]
+            off += held.resident + held.evicted != last.age_tokens
+            if last.window is not None:
+                most_in = max(row.tokens_in for row in rows if row.session == name)
+                most_owed = max(row.tokens_owed for row in rows if row.session == name)
+                bound = KVBound(last.window, last.sinks)
+                over += held.resident > bound.resident_max(block, most_in, most_owed)
+            else:
+                over += held.evicted > 0
+    sessions = sum(len(wave.lines.held) for wave in waves.values())
+    return Claim(
+        "every session holds what its policy says",
+        off == over == 0,
+        {"sessions": sessions, "tokens unaccounted for": off, "over the bound": over},
+        "none",
+    )
+
+
+def _scored(waves: dict[str, Wave]) -> Claim:
+    """Of every session that listened: each token of the text has its score."""
+    listened = waves["listen"]
+    text = {name: 0 for name in listened.lines.held}
+    for row in listened.lines.tables.frame_rows:
+        # The opening and the turn's mark are the first three frames.
+        text[row.session] += row.tokens_in if row.frame >= 3 else 0
+    scored = sum(len(piece.scores) for each in listened.left.values() for left in each for piece in left.scored)
+    count = sum(text.values())
+    return Claim("every token listened to is scored", scored == count > 0, scored, f"{count} tokens")

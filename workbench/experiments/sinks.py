@@ -1,0 +1,195 @@
+"""What the bound costs in quality: windows and pinned tokens on a model that speaks, turn by turn and on and on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from workbench._loop import run_to_end
+from workbench.bound import blocks_for
+from workbench.engine.vllm import VllmEngine
+from workbench.experiments import ExperimentError, Progress, Result, joined, listed, part
+from workbench.experiments._sinks_claims import claims_of
+from workbench.experiments._sinks_metrics import Wave, metrics_of
+from workbench.frontends.text import load_tokenizer
+from workbench.profiles import Profile
+from workbench.quality import scripts
+from workbench.quality.line import Lines
+from workbench.quality.policies import PINNED, UNBOUNDED, Opening, Policy, policies
+from workbench.quality.texts import HeldOut, described
+
+# Lengths of the quick form and the full one: windows, seeds, age in tokens to which a session is brought.
+QUICK, FULL = ("128,512", 2, 1024), ("128,256,512,1024", 4, 2560)
+# A wave: the sessions that do one thing, all policies and seeds together; what part of the time it takes.
+LISTEN, CONVERSE, SPEAK, JUDGE = "listen", "converse", "speak", "judge"
+SHARES = {LISTEN: 0.17, CONVERSE: 0.25, SPEAK: 0.45, JUDGE: 0.13}
+# No chunk of a script has more tokens, or is owed more: a turn has a passage and a question, the opening a block.
+MOST_IN, MOST_OWED = 128, 64
+
+
+def run(
+    profile: Profile,
+    *,
+    progress: Progress | None = None,
+    tables_dir: Path | None = None,
+    windows: str = "",
+    pinned: str = ",".join(PINNED),
+    seeds: int = 0,
+    age: int = 0,
+    full: bool = False,
+    seed: int | None = None,
+) -> Result:
+    """Serve every window with everything that may be pinned, and unbounded, ``seeds`` sessions of each to ``age`` tokens.
+
+    ``windows`` (tokens) and ``pinned`` (nothing, header, content, reply) are separated by commas. The quick form has two
+    windows, two seeds and 1,024 tokens, some minutes on two cores; the full one four, four and 2,560, most of an hour.
+    ``profile`` says which model is served; its pool is made as large as needed. Raises ExperimentError, BoundError,
+    ProfileError, EngineError.
+    """
+    if profile.executor != "vllm":
+        raise ExperimentError(f"quality needs a model that speaks, {profile.name} is simulated: give smollm2")
+    default = FULL if full else QUICK
+    sizes = listed("windows", windows or default[0], int, "whole numbers of tokens")
+    kept = listed("pinned", pinned)
+    if not set(kept) <= set(PINNED):
+        raise ExperimentError(f"pinned must be some of {', '.join(PINNED)}, not {pinned!r}")
+    seeds, age = seeds or default[1], age or default[2]
+    if not 1 <= seeds <= 32:
+        raise ExperimentError(f"seeds must be 1 to 32, not {seeds}")
+    compared = policies(sizes, kept)
+    profile = _sized(profile if seed is None else profile.with_(seed=seed), compared, seeds, age)
+    say = progress or (lambda message, fraction: None)
+    waves, opening, facts = run_to_end(_serve(profile, compared, seeds, age, say))
+    params = {
+        "model": profile.model,
+        "dtype": profile.dtype,
+        "block_size": facts.block_size,
+        "pool_blocks": facts.blocks_total,
+        "threads": facts.threads,
+        "windows": sizes,
+        "pinned": kept,
+        "seeds": seeds,
+        "age": age,
+        "frame_tokens": scripts.FRAME,
+        "spoken_tokens": scripts.SPOKEN,
+        "temperature": scripts.TEMPERATURE,
+        "text": described(),
+    }
+    metrics = metrics_of(waves, compared, opening, age, profile.seed)
+    tables = [wave.lines.tables for wave in waves.values()]
+    if tables_dir is not None:
+        for each in tables:
+            each.save(Path(tables_dir) / each.run)
+    return Result(
+        experiment="sinks",
+        profile=profile.name,
+        executor=facts.executor,
+        vllm=facts.vllm,
+        seed=profile.seed,
+        params=params,
+        metrics=metrics,
+        claims=tuple(claims_of(metrics, waves, facts.block_size)),
+        **joined(tables),
+    )
+
+
+def _sized(profile: Profile, compared: list[Policy], seeds: int, age: int) -> Profile:
+    """The profile with a pool that holds all sessions of a wave; unbounded ones never wait for a block."""
+    # Past its age a session still answers what it is asked last.
+    oldest = age + 2 * (MOST_IN + MOST_OWED)
+    block, blocks = profile.block_size, 0
+    if age < 8 * scripts.FRAME:
+        raise ExperimentError(f"age must be {8 * scripts.FRAME} tokens or more, not {age}")
+    pins = 4 * block
+    for policy in compared:
+        if policy == UNBOUNDED:
+            blocks += seeds * blocks_for(oldest, block)
+            continue
+        if policy.window >= age // 2:
+            raise ExperimentError(f"window {policy.window} is not left behind by half of age {age}: raise age")
+        blocks += seeds * blocks_for(policy.window + pins + block + MOST_IN + MOST_OWED, block)
+    sessions = seeds * len(compared)
+    return profile.with_(
+        pool_blocks=max(blocks, blocks_for(oldest, block)),
+        max_model_len=oldest,
+        max_positions=max(profile.max_positions, oldest),
+        max_sessions=sessions,
+        sessions=sessions,
+        window=max((policy.window for policy in compared if policy.window), default=profile.window),
+        tokens_owed=1,
+    )
+
+
+async def _serve(profile: Profile, compared: list[Policy], seeds: int, age: int, say: Progress):
+    engine = VllmEngine(profile, scores=True)
+    try:
+        await engine.start(lambda message: say(message, 0.0))
+        tokenizer = load_tokenizer(engine.model_path, engine.facts.vocab_size)
+        tokens = scripts.Tokens(
+            lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+            lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
+        )
+        opening, text = Opening.of(tokens.encode, engine.facts.block_size), HeldOut(tokens.encode)
+        for policy in compared:
+            if (bound := policy.bound(opening)) is not None:
+                profile.check_bound(bound, MOST_IN)
+        waves, begin = {}, 0.0
+        doing = {LISTEN: scripts.listen, CONVERSE: scripts.converse, SPEAK: scripts.speak}
+        for name, script in doing.items():
+            wave = Wave(name, Lines(engine, name))
+
+            def begun(policy: Policy, seed: int, wave=wave, script=script):
+                line = wave.lines.open(f"{policy.name}-{seed}", policy.bound(opening))
+                return line, script(line, opening, tokens, text, profile.seed + seed, age)
+
+            wave.left = await _all(wave.lines, compared, seeds, age, begun, part(say, begin, begin + SHARES[name]))
+            waves[name], begin = wave, begin + SHARES[name]
+        judged = Wave(JUDGE, Lines(engine, JUDGE))
+
+        def judge(policy: Policy, seed: int):
+            line = judged.lines.open(f"{policy.name}-{seed}", None)
+            return line, scripts.judge(line, waves[SPEAK].left[policy][seed])
+
+        # Unbounded all, so as many at a time as the pool holds.
+        at_once = engine.facts.blocks_total // blocks_for(profile.max_model_len, engine.facts.block_size)
+        await _all(judged.lines, compared, seeds, age, judge, part(say, begin, 1.0), at_once)
+        waves[JUDGE] = judged
+        return waves, opening, engine.facts
+    finally:
+        await engine.stop()
+
+
+async def _all(
+    lines: Lines, compared: list[Policy], seeds: int, age: int, begun: Callable, say: Progress, at_once: int = 1 << 20
+) -> dict[Policy, list]:
+    """What the sessions of a wave left, by policy and seed, all served together, ``at_once`` at a time."""
+    room, ages = asyncio.Semaphore(at_once), {}
+    whole = age * seeds * len(compared)
+
+    async def one(policy: Policy, seed: int):
+        async with room:
+            line, script = begun(policy, seed)
+            ages[line.name] = line
+            left = await script
+            await lines.end(line)
+            return left
+
+    async def tell() -> None:
+        while True:
+            done = sum(min(age, line.age) for line in ages.values())
+            say(f"{lines.tables.run}: {done} of {whole} tokens", done / whole)
+            await asyncio.sleep(1.0)
+
+    watching = [asyncio.ensure_future(each) for each in (lines.watch_pool(), tell())]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {p: [group.create_task(one(p, seed)) for seed in range(seeds)] for p in compared}
+    except ExceptionGroup as failed:
+        # Many sessions fail of one cause: the first says it.
+        raise failed.exceptions[0] from None
+    finally:
+        for each in watching:
+            each.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+    return {policy: [task.result() for task in each] for policy, each in tasks.items()}
