@@ -31,6 +31,7 @@ EXPERIMENTS = {
         "loops",
         "conversation",
         "sinks",
+        "distance",
     )
 }
 DEFAULT_PROFILE = "smollm2"

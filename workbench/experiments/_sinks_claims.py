@@ -5,6 +5,7 @@ from __future__ import annotations
 from workbench.bound import KVBound
 from workbench.experiments import Claim
 from workbench.experiments._sinks_metrics import FREE_RUNNING, TURN_BASED, Wave
+from workbench.quality.line import Lines
 from workbench.quality.policies import HEADER, NOTHING
 
 TAKEN_BACK = 0.5  # of what a missing sink costs
@@ -12,7 +13,7 @@ TAKEN_BACK = 0.5  # of what a missing sink costs
 
 def claims_of(metrics: dict, waves: dict[str, Wave], block: int) -> list[Claim]:
     """In tokens, nats and shares of questions; those on what was not run are left out."""
-    claims = [_resident(waves, block), _scored(waves)]
+    claims = [resident_claim([wave.lines for wave in waves.values()], block), _scored(waves)]
     rows = {(row["window"], row["pinned"], row["regime"]): row for row in metrics["policies"]}
     windows = sorted({window for window, pinned, _ in rows if pinned == NOTHING})
     lost = {window: rows[window, NOTHING, FREE_RUNNING] for window in windows}
@@ -60,13 +61,13 @@ def claims_of(metrics: dict, waves: dict[str, Wave], block: int) -> list[Claim]:
     return claims
 
 
-def _resident(waves: dict[str, Wave], block: int) -> Claim:
+def resident_claim(served: list[Lines], block: int) -> Claim:
     """Of every session: nothing is lost but what was evicted, and what is held is what its bound allows."""
     off, over = 0, 0
-    for wave in waves.values():
-        rows = wave.lines.tables.frame_rows
+    for lines in served:
+        rows = lines.tables.frame_rows
         ages = {row.session: row for row in rows}
-        for name, held in wave.lines.held.items():
+        for name, held in lines.held.items():
             last = ages[name]
             off += held.resident + held.evicted != last.age_tokens
             if last.window is not None:
@@ -76,7 +77,7 @@ def _resident(waves: dict[str, Wave], block: int) -> Claim:
                 over += held.resident > bound.resident_max(block, most_in, most_owed)
             else:
                 over += held.evicted > 0
-    sessions = sum(len(wave.lines.held) for wave in waves.values())
+    sessions = sum(len(lines.held) for lines in served)
     return Claim(
         "every session holds what its policy says",
         off == over == 0,

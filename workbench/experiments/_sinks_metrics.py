@@ -99,12 +99,12 @@ def _row(policy: Policy, opening: Opening, regime: str, each: Regime, base: Regi
     loops = [longest_loop([token for _, token in pairs]) for pairs in everything]
     onsets = [pairs[k][0] for pairs in everything if (k := onset([token for _, token in pairs])) is not None]
     questions = [_questions(left, *late) for left in each.asked]
-    full = [_losses(left.full, *late) for left in each.asked] if each.full else []
+    full = [losses(left.full, *late) for left in each.asked] if each.full else []
     return {
         **named(policy),
         "sinks": None if policy.pinned is None else opening.sinks(policy.pinned),
         "regime": regime,
-        **interval("nll", bootstrap([_losses(left.scored, *late) for left in each.scored], seed=seed)),
+        **interval("nll", bootstrap([losses(left.scored, *late) for left in each.scored], seed=seed)),
         **interval("excess", excess(each, base, *late, seed)),
         "degrades_at_tokens": _degrades_at(each, base, edges, seed),
         **interval("answered", bootstrap([[float(a.right) for a in asked] for asked in questions], seed=seed)),
@@ -125,13 +125,13 @@ def _bin(policy: Policy, regime: str, each: Regime, begin: float, end: float, se
         **named(policy),
         "regime": regime,
         "age_tokens": (begin + end) // 2,
-        **interval("nll", bootstrap([_losses(left.scored, begin, end) for left in each.scored], seed=seed)),
+        **interval("nll", bootstrap([losses(left.scored, begin, end) for left in each.scored], seed=seed)),
         "answered": None if answered is None else answered.mean,
         "distinct_2": None if distinct is None else distinct.mean,
     }
 
 
-def _losses(scored: Iterable[Scored], begin: float, end: float) -> list[float]:
+def losses(scored: Iterable[Scored], begin: float, end: float) -> list[float]:
     """Negative log-likelihoods (nats) of the tokens fed between two ages."""
     return [-score for piece in scored for k, score in enumerate(piece.scores) if begin <= piece.age + k < end]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from workbench._loop import run_to_end
@@ -12,15 +12,15 @@ from workbench.engine.vllm import VllmEngine
 from workbench.experiments import ExperimentError, Progress, Result, joined, listed, part
 from workbench.experiments._sinks_claims import claims_of
 from workbench.experiments._sinks_metrics import Wave, metrics_of
-from workbench.frontends.text import load_tokenizer
 from workbench.profiles import Profile
 from workbench.quality import scripts
 from workbench.quality.line import Lines
 from workbench.quality.policies import PINNED, UNBOUNDED, Opening, Policy, policies
 from workbench.quality.texts import HeldOut, described
+from workbench.quality.together import together
 
 # Lengths of the quick form and the full one: windows, seeds, age in tokens to which a session is brought.
-QUICK, FULL = ("128,512", 2, 1024), ("128,256,512,1024", 4, 2560)
+QUICK, FULL = ("128,256", 2, 1024), ("128,256,512,1024", 4, 2560)
 # A wave: the sessions that do one thing, all policies and seeds together; what part of the time it takes.
 LISTEN, CONVERSE, SPEAK, JUDGE = "listen", "converse", "speak", "judge"
 SHARES = {LISTEN: 0.17, CONVERSE: 0.25, SPEAK: 0.45, JUDGE: 0.13}
@@ -125,71 +125,34 @@ async def _serve(profile: Profile, compared: list[Policy], seeds: int, age: int,
     engine = VllmEngine(profile, scores=True)
     try:
         await engine.start(lambda message: say(message, 0.0))
-        tokenizer = load_tokenizer(engine.model_path, engine.facts.vocab_size)
-        tokens = scripts.Tokens(
-            lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-            lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
-        )
-        opening, text = Opening.of(tokens.encode, engine.facts.block_size), HeldOut(tokens.encode)
+        tokens, block = scripts.tokens_of(engine), engine.facts.block_size
+        opening, text = Opening.of(tokens.encode, block), HeldOut(tokens.encode)
         for policy in compared:
             if (bound := policy.bound(opening)) is not None:
                 profile.check_bound(bound, MOST_IN)
+        keys = [(policy, seed) for policy in compared for seed in range(seeds)]
         waves, begin = {}, 0.0
-        doing = {LISTEN: scripts.listen, CONVERSE: scripts.converse, SPEAK: scripts.speak}
-        for name, script in doing.items():
-            wave = Wave(name, Lines(engine, name))
 
-            def begun(policy: Policy, seed: int, wave=wave, script=script):
-                line = wave.lines.open(f"{policy.name}-{seed}", policy.bound(opening))
-                return line, script(line, opening, tokens, text, profile.seed + seed, age)
+        async def wave(name: str, script: Callable, at_once: int | None = None) -> None:
+            nonlocal begin
+            lines = Lines(engine, name)
 
-            wave.left = await _all(wave.lines, compared, seeds, age, begun, part(say, begin, begin + SHARES[name]))
-            waves[name], begin = wave, begin + SHARES[name]
-        judged = Wave(JUDGE, Lines(engine, JUDGE))
+            def opens(policy: Policy, seed: int):
+                bound = None if name == JUDGE else policy.bound(opening)
+                line = lines.open(f"{policy.name}-{seed}", bound)
+                return line, script(line, policy, seed)
 
-        def judge(policy: Policy, seed: int):
-            line = judged.lines.open(f"{policy.name}-{seed}", None)
-            return line, scripts.judge(line, waves[SPEAK].left[policy][seed])
+            begins = {key: partial(opens, *key) for key in keys}
+            end = begin + SHARES[name]
+            left = await together(lines, begins, age * len(keys), part(say, begin, end), at_once)
+            waves[name] = Wave(name, lines, {p: [left[p, seed] for seed in range(seeds)] for p in compared})
+            begin = end
 
+        for name, script in {LISTEN: scripts.listen, CONVERSE: scripts.converse, SPEAK: scripts.speak}.items():
+            await wave(name, lambda line, _, k, f=script: f(line, opening, tokens, text, profile.seed + k, age))
         # Unbounded all, so as many at a time as the pool holds.
-        at_once = engine.facts.blocks_total // blocks_for(profile.max_model_len, engine.facts.block_size)
-        await _all(judged.lines, compared, seeds, age, judge, part(say, begin, 1.0), at_once)
-        waves[JUDGE] = judged
+        at_once = engine.facts.blocks_total // blocks_for(profile.max_model_len, block)
+        await wave(JUDGE, lambda line, policy, k: scripts.judge(line, waves[SPEAK].left[policy][k]), at_once)
         return waves, opening, engine.facts
     finally:
         await engine.stop()
-
-
-async def _all(
-    lines: Lines, compared: list[Policy], seeds: int, age: int, begun: Callable, say: Progress, at_once: int = 1 << 20
-) -> dict[Policy, list]:
-    """What the sessions of a wave left, by policy and seed, all served together, ``at_once`` at a time."""
-    room, ages = asyncio.Semaphore(at_once), {}
-    whole = age * seeds * len(compared)
-
-    async def one(policy: Policy, seed: int):
-        async with room:
-            line, script = begun(policy, seed)
-            ages[line.name] = line
-            left = await script
-            await lines.end(line)
-            return left
-
-    async def tell() -> None:
-        while True:
-            done = sum(min(age, line.age) for line in ages.values())
-            say(f"{lines.tables.run}: {done} of {whole} tokens", done / whole)
-            await asyncio.sleep(1.0)
-
-    watching = [asyncio.ensure_future(each) for each in (lines.watch_pool(), tell())]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = {p: [group.create_task(one(p, seed)) for seed in range(seeds)] for p in compared}
-    except ExceptionGroup as failed:
-        # Many sessions fail of one cause: the first says it.
-        raise failed.exceptions[0] from None
-    finally:
-        for each in watching:
-            each.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
-    return {policy: [task.result() for task in each] for policy, each in tasks.items()}

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from workbench.engine.base import Engine
 from workbench.engine.vllm import Sampling
+from workbench.frontends.text import load_tokenizer
 from workbench.quality.line import Line
 from workbench.quality.policies import Opening
 from workbench.quality.questions import Question, question, secret
@@ -36,6 +38,15 @@ class Tokens:
     def end(self) -> int:
         (end,) = self.encode(END)
         return end
+
+
+def tokens_of(engine: Engine) -> Tokens:
+    """Of an engine that is started. Raises FrontEndError where its model has no tokenizer."""
+    tokenizer = load_tokenizer(engine.model_path, engine.facts.vocab_size)
+    return Tokens(
+        lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
+    )
 
 
 @dataclass(frozen=True)
@@ -94,17 +105,19 @@ def _turn(tokens: Tokens, text: list[int], before: list[int]) -> list[int]:
     return [*before, *tokens.encode(f"{END}\n{USER}"), *text, *tokens.encode(f"{END}\n{ASSISTANT}")]
 
 
-async def listen(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, seed: int, age: int) -> Left:
-    """The user's turn is a text that does not end, a frame at a time: every token of it is scored."""
+async def listen(
+    line: Line, opening: Opening, tokens: Tokens, text: HeldOut, seed: int, age: int, frame: int = FRAME
+) -> Left:
+    """The user's turn is a text that does not end, ``frame`` tokens at a time: every token of it is scored."""
     left = Left(seed)
     await _open(line, opening)
     await line.feed(tokens.encode(f"{END}\n{USER}"))
     fed = 0
     while line.age < age:
         begin = line.age
-        answer = await line.feed(text.read(seed, FRAME, fed))
+        answer = await line.feed(text.read(seed, frame, fed))
         left.scored.append(Scored(begin, answer.scores))
-        fed += FRAME
+        fed += frame
     return left
 
 
@@ -157,7 +170,7 @@ async def speak(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, see
     return left
 
 
-async def judge(line: Line, left: Left) -> None:
+async def judge(line: Line, left: Left) -> Left:
     """Feed all that a session has computed to one that forgets nothing, for the likelihood of what was spoken."""
     scores: list[float] = []
     for k in range(0, len(left.context), FRAME):
@@ -166,3 +179,4 @@ async def judge(line: Line, left: Left) -> None:
         # The session's first token has no score.
         begin = spoken.age - 1
         left.full.append(Scored(spoken.age, tuple(scores[begin : begin + len(spoken.tokens)])))
+    return left
