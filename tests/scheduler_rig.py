@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kernels_patch.positions import EXTRA_ARGS_KEY as SPANS_KEY
-from kernels_patch.positions import offset_at
+from kernels_patch.positions import MOVED_KEY, offset_at
 from workbench.bound import EXTRA_ARGS_KEY as BOUND_KEY
 from workbench.bound import KVBound
 
@@ -76,6 +76,8 @@ class WorkerState:
     outputs: list[int]
     blocks: list[int]
     spans: list[tuple[int, int]]
+    # What the chunk says of sinks that moved, until they are where it wants them.
+    moved: tuple | None = None
 
 
 @dataclass
@@ -85,6 +87,10 @@ class BookKeeper:
     requests: dict[str, WorkerState] = field(default_factory=dict)
     slots: dict[tuple[int, int], tuple[str, int, int]] = field(default_factory=dict)
     sampled: int = 0
+    # Of sessions whose sinks moved: the pinning, and whose keys it keeps, (block, index, writes); None before any.
+    kept: dict[str, tuple[int, list[tuple[int, int, int]] | None]] = field(default_factory=dict)
+    writes: dict[tuple[int, int], int] = field(default_factory=dict)
+    moves: int = 0
 
     def run(self, output) -> tuple[object, dict[str, list[tuple[int, int]]]]:
         """Execute a step; return vLLM's model output, and what each scheduled session's KV holds after it."""
@@ -94,8 +100,11 @@ class BookKeeper:
             self.requests.pop(session, None)
         computed = {}
         for new in output.scheduled_new_reqs:
-            spans = (new.sampling_params.extra_args or {}).get(SPANS_KEY) or [(0, 0)]
-            self.requests[new.req_id] = WorkerState(list(new.prompt_token_ids), [], list(new.block_ids[0]), spans)
+            extra = new.sampling_params.extra_args or {}
+            spans, moved = extra.get(SPANS_KEY) or [(0, 0)], extra.get(MOVED_KEY)
+            self.requests[new.req_id] = WorkerState(
+                list(new.prompt_token_ids), [], list(new.block_ids[0]), spans, moved
+            )
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for i, session in enumerate(cached.req_ids):
@@ -121,16 +130,39 @@ class BookKeeper:
 
     def _compute(self, session: str, first: int, count: int) -> list[tuple[int, int]]:
         state = self.requests[session]
+        if first == 0:
+            self.kept.pop(session, None)
+        if state.moved is not None:
+            self._move(session, state, first)
         tokens = state.prompt + state.outputs
         for i in range(first, first + count):
             slot = (state.blocks[i // BLOCK], i % BLOCK)
             self.slots[slot] = (session, i + offset_at(state.spans, i), tokens[i])
+            self.writes[slot] = self.writes.get(slot, 0) + 1
         held = []
         for i in range(first + count):
             owner, position, token = self.slots[state.blocks[i // BLOCK], i % BLOCK]
             assert owner == session, f"{session} reads a slot of {owner}"
             held.append((position, token))
         return held
+
+    def _move(self, session: str, state: WorkerState, first: int) -> None:
+        """The first step of a chunk whose sinks moved: they must be where it says, and be those it kept the keys of."""
+        (count, cached, pinning), state.moved = state.moved, None
+        if first < count:
+            self.kept[session] = (pinning, None)
+            return
+        slots = [(state.blocks[i // BLOCK], i % BLOCK) for i in range(count)]
+        for i, slot in enumerate(slots):
+            owner, position, token = self.slots[slot]
+            assert (owner, position) == (session, i + offset_at(cached, i)), f"{session} turns back another key"
+            self.slots[slot] = (session, i + offset_at(state.spans, i), token)
+        written = [(*slot, self.writes[slot]) for slot in slots]
+        known, keys = self.kept.get(session, (pinning, None))
+        if known == pinning and keys is not None and len(keys) == count:
+            assert keys == written, f"{session} keeps keys of other tokens"
+        self.kept[session] = (pinning, written)
+        self.moves += 1
 
 
 def assert_books_balance(scheduler) -> None:

@@ -101,3 +101,31 @@ def test_a_bound_travels_and_comes_back():
     for wrong in ({}, {"window": 64, "sink": 1}, [64, 4], 64, {"sinks": 4}):
         with pytest.raises(BoundError):
             KVBound.from_args(wrong)
+
+
+@pytest.mark.parametrize("sinks", [0, 4])
+def test_whether_its_sinks_move_travels_too(sinks):
+    moving, fixed = KVBound(300, sinks, moving=True), KVBound(300, sinks)
+    assert moving != fixed, "a change from one to the other is a change"
+    for bound in (moving, fixed):
+        assert KVBound.from_args(bound.to_args()) == bound
+    assert KVBound.from_args({"window": 300, "sinks": sinks}) == fixed, "what does not say so does not move"
+
+
+@pytest.mark.parametrize("moving", [1, 0, None, "yes", "true", [True], 1.0])
+def test_sinks_move_or_do_not(moving):
+    for make in (
+        lambda: KVBound(256, 4, moving),
+        lambda: KVBound.from_args({"window": 256, "sinks": 4, "moving": moving}),
+    ):
+        with pytest.raises(BoundError, match="moving must be true or false") as error:
+            make()
+        assert repr(moving) in str(error.value) and "\n" not in str(error.value)
+
+
+@given(st.integers(32, 600), st.integers(0, 100), st.sampled_from([16, 32, 64]), st.integers(0, 2000))
+def test_sinks_that_move_are_held_like_those_that_stay(window, sinks, block, resident):
+    moving, fixed = KVBound(window, sinks, moving=True), KVBound(window, sinks)
+    assert moving.evictable(resident, block) == fixed.evictable(resident, block)
+    assert moving.resident_max(block, 50, 4) == fixed.resident_max(block, 50, 4)
+    assert plateau(moving, block, 50, 4) == plateau(fixed, block, 50, 4)

@@ -7,6 +7,7 @@ from workbench.experiments import Claim
 from workbench.experiments._sinks_metrics import FREE_RUNNING, TURN_BASED, Wave
 from workbench.quality.line import Lines
 from workbench.quality.policies import HEADER, NOTHING
+from workbench.quality.scripts import FRAME
 
 TAKEN_BACK = 0.5  # of what a missing sink costs
 
@@ -46,18 +47,17 @@ def claims_of(metrics: dict, waves: dict[str, Wave], block: int) -> list[Claim]:
             "more often right for its own question than for others",
         )
     )
-    beyond = [row for row in metrics["recall"] if row["window"] is not None]
-    claims.append(
-        Claim(
-            "no bound recalls what it has evicted",
-            all(row["beyond"] == 0 for row in beyond),
-            {
-                "bounded, beyond": max((row["beyond"] for row in beyond), default=0),
-                "at once": metrics["recall"][0]["within"],
-            },
-            "0 of the secrets",
+    beyond = [row["beyond"] for row in metrics["recall"] if row["window"] is not None and row["beyond"] is not None]
+    if beyond:
+        at_once = metrics["recall"][0]["within"]
+        claims.append(
+            Claim(
+                "no bound recalls what it has evicted",
+                max(beyond) == 0 < at_once,
+                {"bounded, beyond its horizon": max(beyond), "unbounded, at once": at_once},
+                "no secret, of those that can be recalled at once",
+            )
         )
-    )
     return claims
 
 
@@ -89,10 +89,8 @@ def resident_claim(served: list[Lines], block: int) -> Claim:
 def _scored(waves: dict[str, Wave]) -> Claim:
     """Of every session that listened: each token of the text has its score."""
     listened = waves["listen"]
-    text = {name: 0 for name in listened.lines.held}
-    for row in listened.lines.tables.frame_rows:
-        # The opening and the turn's mark are the first three frames.
-        text[row.session] += row.tokens_in if row.frame >= 3 else 0
-    scored = sum(len(piece.scores) for each in listened.left.values() for left in each for piece in left.scored)
-    count = sum(text.values())
-    return Claim("every token listened to is scored", scored == count > 0, scored, f"{count} tokens")
+    pieces = [piece for each in listened.left.values() for left in each for piece in left.scored]
+    scored = sum(len(piece.scores) for piece in pieces)
+    # A frame of the text owes one token, and nothing but text comes in frames of that length.
+    text = sum(row.tokens_in for row in listened.lines.tables.frame_rows if row.tokens_in == FRAME)
+    return Claim("every token listened to is scored", scored == text > 0, scored, f"{text} tokens")

@@ -11,7 +11,7 @@ from workbench.quality.line import Lines
 from workbench.quality.policies import PINNED, UNBOUNDED, Opening, Policy
 from workbench.quality.questions import by_chance
 from workbench.quality.repetition import distinct_of_pieces, longest_loop, onset
-from workbench.quality.scripts import BEYOND, WITHIN, Asked, Left, Scored
+from workbench.quality.scripts import BEYOND, CARRIED, WITHIN, Asked, Left, Scored
 
 TURN_BASED, FREE_RUNNING = "turn-based", "free-running"
 REGIMES = (TURN_BASED, FREE_RUNNING)
@@ -76,7 +76,7 @@ def metrics_of(waves: dict[str, Wave], compared: list[Policy], opening: Opening,
         "policies": rows,
         "by_age": by_age,
         "rule": _rule(data, half, seed),
-        "recall": [_recall(policy, waves["converse"].left[policy]) for policy in compared],
+        "recall": [_recall(policy, waves["remember"].left[policy]) for policy in compared],
         "leniency": {regime: _leniency(data[UNBOUNDED, regime].asked) for regime in REGIMES},
         "examples": _examples(data, compared),
     }
@@ -198,9 +198,15 @@ def _rule(data: dict, half: float, seed: int) -> list[dict]:
 
 
 def _recall(policy: Policy, left: list[Left]) -> dict:
-    """The shares of seeds in which the secret was named, asked for at once and at the end."""
-    shares = {when: [a.right for each in left for a in each.asked if a.recall == when] for when in (WITHIN, BEYOND)}
-    return {**named(policy), **{when: sum(right) / len(right) for when, right in shares.items()}, "seeds": len(left)}
+    """The shares of seeds that named the secret: at once, and at the end; of those it was ``beyond``, ``carried`` apart.
+
+    None where there is no such seed.
+    """
+    shares = {}
+    for when in (WITHIN, CARRIED, BEYOND):
+        right = [asked.right for each in left for asked in each.asked if asked.recall == when]
+        shares |= {when: sum(right) / len(right) if right else None, f"{when}_seeds": len(right)}
+    return {**named(policy), **shares}
 
 
 def _leniency(left: list[Left]) -> dict:

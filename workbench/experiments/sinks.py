@@ -22,8 +22,8 @@ from workbench.quality.together import together
 # Lengths of the quick form and the full one: windows, seeds, age in tokens to which a session is brought.
 QUICK, FULL = ("128,256", 2, 1024), ("128,256,512,1024", 4, 2560)
 # A wave: the sessions that do one thing, all policies and seeds together; what part of the time it takes.
-LISTEN, CONVERSE, SPEAK, JUDGE = "listen", "converse", "speak", "judge"
-SHARES = {LISTEN: 0.17, CONVERSE: 0.25, SPEAK: 0.45, JUDGE: 0.13}
+LISTEN, CONVERSE, REMEMBER, SPEAK, JUDGE = "listen", "converse", "remember", "speak", "judge"
+SHARES = {LISTEN: 0.15, CONVERSE: 0.22, REMEMBER: 0.08, SPEAK: 0.42, JUDGE: 0.13}
 # No chunk of a script has more tokens, or is owed more: a turn has a passage and a question, the opening a block.
 MOST_IN, MOST_OWED = 128, 64
 
@@ -133,7 +133,7 @@ async def _serve(profile: Profile, compared: list[Policy], seeds: int, age: int,
         keys = [(policy, seed) for policy in compared for seed in range(seeds)]
         waves, begin = {}, 0.0
 
-        async def wave(name: str, script: Callable, at_once: int | None = None) -> None:
+        async def wave(name: str, script: Callable, to: int = age, at_once: int | None = None) -> None:
             nonlocal begin
             lines = Lines(engine, name)
 
@@ -144,15 +144,20 @@ async def _serve(profile: Profile, compared: list[Policy], seeds: int, age: int,
 
             begins = {key: partial(opens, *key) for key in keys}
             end = begin + SHARES[name]
-            left = await together(lines, begins, age * len(keys), part(say, begin, end), at_once)
+            left = await together(lines, begins, to * len(keys), part(say, begin, end), at_once)
             waves[name] = Wave(name, lines, {p: [left[p, seed] for seed in range(seeds)] for p in compared})
             begin = end
 
-        for name, script in {LISTEN: scripts.listen, CONVERSE: scripts.converse, SPEAK: scripts.speak}.items():
-            await wave(name, lambda line, _, k, f=script: f(line, opening, tokens, text, profile.seed + k, age))
+        # A secret is to be behind the longest window, and no farther: unbounded, too, it is harder to recall then.
+        ages = {LISTEN: age, CONVERSE: age, REMEMBER: profile.window + opening.tokens + MOST_IN, SPEAK: age}
+        does = (scripts.listen, scripts.converse, scripts.remember, scripts.speak)
+        for (name, to), script in zip(ages.items(), does, strict=True):
+            await wave(
+                name, lambda line, _, k, f=script, to=to: f(line, opening, tokens, text, profile.seed + k, to), to
+            )
         # Unbounded all, so as many at a time as the pool holds.
         at_once = engine.facts.blocks_total // blocks_for(profile.max_model_len, block)
-        await wave(JUDGE, lambda line, policy, k: scripts.judge(line, waves[SPEAK].left[policy][k]), at_once)
+        await wave(JUDGE, lambda line, policy, k: scripts.judge(line, waves[SPEAK].left[policy][k]), at_once=at_once)
         return waves, opening, engine.facts
     finally:
         await engine.stop()

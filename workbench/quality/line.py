@@ -111,6 +111,13 @@ class Line:
     def age(self) -> int:
         return len(self.context)
 
+    async def visible(self) -> list[int]:
+        """The tokens that its model still has, before the next frame evicts some."""
+        view = (await self.lines.engine.snapshot([self.name])).sessions[self.name]
+        block = self.lines.engine.facts.block_size
+        pinned = min(view.resident, 0 if self.bound is None else self.bound.sink_tokens(block))
+        return self.context[:pinned] + self.context[len(self.context) - (view.resident - pinned) :]
+
     def hear(self, event: TokenEvent) -> None:
         self._events.append(event)
         if event.done:

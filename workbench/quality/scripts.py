@@ -6,7 +6,7 @@ All open alike (workbench.quality.policies.Opening). Ages are in tokens that the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workbench.engine.base import Engine
 from workbench.engine.vllm import Sampling
@@ -21,9 +21,10 @@ FRAME = 64  # tokens of text in a frame that is only listened to
 PASSAGE = 48  # and in a turn, before its question
 REPLY = 24  # tokens owed to a question
 SPOKEN = 16  # and in a frame of a session that speaks on
-ASKED_EVERY = 256  # tokens of age between two questions to it
+ASKED_EVERY = 128  # tokens of age between two questions to it
 TEMPERATURE = 0.7
-WITHIN, BEYOND = "within", "beyond"
+# How far away a secret is when it is asked for: CARRIED, where the session has kept it or has said it again.
+WITHIN, CARRIED, BEYOND = "within", "carried", "beyond"
 TELL, RECALL = "Keep this in mind: the secret word is {}.", "What is the secret word?"
 
 
@@ -59,9 +60,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question put at ``age``, and the reply in words and tokens; ``recall``: "within" or "beyond" the horizon, where
-    it is the secret that is asked for.
-    """
+    """A question put at ``age``, and the reply in words and tokens; ``recall``: of the secret, how far away it is."""
 
     age: int
     question: Question
@@ -105,14 +104,27 @@ def _turn(tokens: Tokens, text: list[int], before: list[int]) -> list[int]:
     return [*before, *tokens.encode(f"{END}\n{USER}"), *text, *tokens.encode(f"{END}\n{ASSISTANT}")]
 
 
+async def _ask(line: Line, tokens: Tokens, asked: Question, before: list[int], passage: Sequence[int] = ()):
+    """Put a question in a turn of its own, behind a passage where there is one, for a reply that ends itself.
+
+    What came of it, the scores of the passage, and what of the reply has to go in before anything else does.
+    """
+    words = tokens.encode(f"\n\n{asked.text}" if passage else asked.text)
+    begin, mark = line.age, len(before) + len(tokens.encode(f"{END}\n{USER}"))
+    answer = await line.feed(_turn(tokens, [*passage, *words], before), REPLY, (tokens.end,))
+    scored = Scored(begin + mark, answer.scores[mark : mark + len(passage)])
+    # A token that ended the reply is its end already.
+    kept = [] if answer.eos else [line.last]
+    return Asked(begin, asked, tokens.decode(answer.tokens), answer.tokens), scored, kept
+
+
 async def listen(
     line: Line, opening: Opening, tokens: Tokens, text: HeldOut, seed: int, age: int, frame: int = FRAME
 ) -> Left:
     """The user's turn is a text that does not end, ``frame`` tokens at a time: every token of it is scored."""
-    left = Left(seed)
+    left, fed = Left(seed), 0
     await _open(line, opening)
     await line.feed(tokens.encode(f"{END}\n{USER}"))
-    fed = 0
     while line.age < age:
         begin = line.age
         answer = await line.feed(text.read(seed, frame, fed))
@@ -121,32 +133,33 @@ async def listen(
     return left
 
 
-async def converse(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, seed: int, age: int) -> Left:
-    """Turn by turn: a passage of the text and a question on something else, and a reply that ends itself.
-
-    The passage is scored. The second turn tells a secret, the third asks for it, and so does the last.
-    """
-    left, number, kept, word = Left(seed), 0, [], Question(RECALL, (secret(seed),))
-
-    async def turn(asked: Question, passage: Sequence[int] = (), recall: str | None = None) -> Asked:
-        nonlocal kept
-        words = asked.text
-        fed = _turn(tokens, [*passage, *tokens.encode(f"\n\n{words}" if passage else words)], kept)
-        begin, mark = line.age, len(kept) + len(tokens.encode(f"{END}\n{USER}"))
-        answer = await line.feed(fed, REPLY, (tokens.end,))
-        if passage:
-            left.scored.append(Scored(begin + mark, answer.scores[mark : mark + len(passage)]))
-        kept = [] if answer.eos else [line.last]
-        return Asked(begin, asked, tokens.decode(answer.tokens), answer.tokens, recall)
-
+async def remember(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, seed: int, age: int) -> Left:
+    """A secret is told behind the opening and asked for; then questions go on, and at the end it is asked for again."""
+    left, word, number = Left(seed), Question(RECALL, (secret(seed),)), 0
     await _open(line, opening)
-    await turn(Question(TELL.format(*word.keywords), ()))
-    left.asked.append(await turn(word, recall=WITHIN))
+    _, _, kept = await _ask(line, tokens, Question(TELL.format(*word.keywords), ()), [])
+    asked, _, kept = await _ask(line, tokens, word, kept)
+    left.asked.append(replace(asked, recall=WITHIN))
+    while line.age < age:
+        _, _, kept = await _ask(line, tokens, question(seed, number), kept)
+        number += 1
+    # A reply may have named it again, and then it is no further away than that reply.
+    carried = word.answered_by(tokens.decode(await line.visible()))
+    asked, _, _ = await _ask(line, tokens, word, kept)
+    left.asked.append(replace(asked, recall=CARRIED if carried else BEYOND))
+    return left
+
+
+async def converse(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, seed: int, age: int) -> Left:
+    """Turn by turn: a passage of the text, which is scored, and a question on something else."""
+    left, number, kept = Left(seed), 0, []
+    await _open(line, opening)
     while line.age < age:
         passage = text.read(seed, PASSAGE, number * PASSAGE)
-        left.asked.append(await turn(question(seed, number), passage))
+        asked, scored, kept = await _ask(line, tokens, question(seed, number), kept, passage)
+        left.asked.append(asked)
+        left.scored.append(scored)
         number += 1
-    left.asked.append(await turn(word, recall=BEYOND))
     return left
 
 
