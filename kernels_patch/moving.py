@@ -1,9 +1,10 @@
 """Sinks that move: at an eviction the keys of the pinned tokens are rotated to the positions before the window.
 
 A key in the cache is rotated by its position, a value is not, and nothing else of a pinned token hangs on where it
-stands: the pinned tokens see one another alone, and among them only distances count. So a key that is turned back by
-its old position and forward by its new one, by the rows of the model's own rotary table, is the key that the model would
-have computed there. The keys turned back are kept, so that however often they move they are rounded once.
+stands: the first tokens of a session see one another alone, and among them only distances count. So a key that is
+turned back by its old position and forward by its new one, by the rows of the model's own rotary table, is the key that
+the model would have computed there. The keys turned back are kept, so that however often they move they are rounded
+once.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def layout_of(layer, cache: torch.Tensor) -> str | None:
     layer.impl.do_kv_cache_update(layer, keys, -keys, scratch, slots)
     block = torch.tensor([1], device=cache.device)
     for name, (read, _) in LAYOUTS.items():
-        if torch.equal(read(scratch, block)[0], keys):
+        # Packed keys have no shape of their own, so they can only be seen in memory without gaps.
+        if (name != "columns" or scratch.is_contiguous()) and torch.equal(read(scratch, block)[0], keys):
             return name
     return None
 
@@ -126,13 +128,20 @@ class SinkMover:
         # A layer that reads another one's keys has none of its own to turn.
         layers = [layer for layer in layers if getattr(layer, "kv_sharing_target_layer_name", None) is None]
         self._caches = [layer.kv_cache for layer in layers]
-        layouts = {layout_of(layer, cache) for layer, cache in zip(layers, self._caches, strict=True)}
+        try:
+            layouts = {layout_of(layer, cache) for layer, cache in zip(layers, self._caches, strict=True)}
+        except Exception as error:
+            # A backend that cannot be tried out serves as before, but its sinks stay.
+            reason = " ".join(str(error).split())
+            raise PluginError(
+                f"sinks cannot move on this attention backend, which a trial ends with: {reason}"
+            ) from error
         if len(layouts) != 1 or None in layouts:
             raise PluginError("sinks cannot move on this attention backend: its layout of keys is not known")
         self._read, self._write = LAYOUTS[layouts.pop()]
 
     def move(self, rows: int) -> None:
-        """Before a step's forward pass: turn the keys of those sinks, of the ``rows`` sessions of the batch, that moved."""
+        """Before a step's forward pass: turn the keys of the sinks that moved, for the batch's ``rows`` sessions."""
         runner = self._runner
         for gone in self._sessions.keys() - runner.requests.keys():
             del self._sessions[gone]

@@ -36,7 +36,7 @@ def cut(spans: Spans, start: int, length: int) -> Spans:
 
 
 def follow(spans: Spans, start: int) -> Spans:
-    """The spans after the indices before ``start`` took the offset of the one at ``start``: all up to it is contiguous."""
+    """The spans after the indices before ``start`` took the offset of the one at ``start``, to lie right before it."""
     offset = offset_at(spans, start)
     return [(0, offset), *((s, o) for s, o in spans if s > start)]
 

@@ -1,8 +1,8 @@
 """The worker's half of the bound: add each session's offsets to the rotary positions, after slots are mapped.
 
 Slots and block tables speak of indices among the resident tokens; only the rotary embedding needs to know where a
-token truly stands. So the hook runs when the runner has finished its inputs and touches nothing but ``positions``; where
-sinks move, their keys in the cache are turned then too.
+token truly stands. So the hook runs when the runner has finished its inputs and touches nothing but ``positions``;
+where sinks move, their keys in the cache are turned then too.
 """
 
 from __future__ import annotations

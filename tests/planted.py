@@ -9,7 +9,7 @@ from workbench.engine.base import SessionView
 from workbench.experiments._sinks_metrics import FREE_RUNNING, Wave
 from workbench.quality.policies import HEADER, NOTHING, UNBOUNDED, Opening, Policy, policies
 from workbench.quality.questions import QUESTIONS
-from workbench.quality.scripts import BEYOND, FRAME, WITHIN, Asked, Left, Scored, Spoken
+from workbench.quality.scripts import BEYOND, CARRIED, FRAME, WITHIN, Asked, Left, Scored, Spoken
 from workbench.telemetry import FrameRow, Tables
 
 AGE, SEEDS, BLOCK = 1024, 3, 32
@@ -38,7 +38,12 @@ def repeats_from(policy, seed):
 
 
 def recalls(policy, seed, when):
-    return when == WITHIN or policy == UNBOUNDED
+    return when != BEYOND
+
+
+def away(policy, seed):
+    """How far away a secret is at the end: one bounded session has said it again."""
+    return CARRIED if policy == UNBOUNDED or (policy == Policy(64, HEADER) and seed == 0) else BEYOND
 
 
 def scored(policy, seed, ages, count, by):
@@ -50,15 +55,15 @@ def asked(age, is_right, recall=None, tokens=()):
     return Asked(age, QUESTIONS[0], RIGHT if is_right else WRONG, tokens, recall)
 
 
-def waves(over=over, right=right, recalls=recalls, reply=None, held=lambda name, view: view, lose=0):
+def waves(over=over, right=right, recalls=recalls, away=away, reply=None, held=lambda name, view: view, lose=0):
     """Made-up waves. ``reply``: of an unbounded session to any question; ``lose``: scores of each that listened."""
-    made = {}
-    for name in ("listen", "converse", "speak", "judge"):
+    made, plan = {}, SimpleNamespace(over=over, right=right, recalls=recalls, away=away)
+    for name, leaves in LEFT.items():
         lines = SimpleNamespace(tables=Tables(name), held={})
         made[name] = Wave(name, lines, {policy: [] for policy in COMPARED})
         for policy in COMPARED:
             for seed in range(SEEDS):
-                left = LEFT[name](policy, seed, over, right, recalls)
+                left = leaves(policy, seed, plan)
                 if reply and policy == UNBOUNDED:
                     left.asked = [replace(each, reply=reply) for each in left.asked]
                 made[name].left[policy].append(left)
@@ -68,36 +73,39 @@ def waves(over=over, right=right, recalls=recalls, reply=None, held=lambda name,
     return made
 
 
-def listened(policy, seed, over, right, recalls):
-    left = Left(seed, scored(policy, seed, range(128, AGE, FRAME), FRAME, over))
-    left.asked = [asked(age, recalls(policy, seed, when), when) for age, when in ((100, WITHIN), (AGE, BEYOND))]
-    return left
+def listened(policy, seed, plan):
+    return Left(seed, scored(policy, seed, range(128, AGE, FRAME), FRAME, plan.over))
 
 
-def conversed(policy, seed, over, right, recalls):
+def conversed(policy, seed, plan):
     # Replies of other lengths: the same passage has another age, and the difference is half of what it is elsewhere.
     ages = range(96 if policy == UNBOUNDED else 101, AGE, 100)
-    left = Left(seed, scored(policy, seed, [age + 3 for age in ages], 48, lambda *where: over(*where) / 2))
-    left.asked = [asked(age, right(policy, seed, age), tokens=tuple(range(age, age + 24))) for age in ages]
+    left = Left(seed, scored(policy, seed, [age + 3 for age in ages], 48, lambda *where: plan.over(*where) / 2))
+    left.asked = [asked(age, plan.right(policy, seed, age), tokens=tuple(range(age, age + 24))) for age in ages]
     return left
 
 
-def spoke(policy, seed, over, right, recalls):
+def remembered(policy, seed, plan):
+    whens = (100, WITHIN), (AGE, plan.away(policy, seed))
+    return Left(seed, asked=[asked(age, plan.recalls(policy, seed, when), when) for age, when in whens])
+
+
+def spoke(policy, seed, plan):
     left, begin = Left(seed), repeats_from(policy, seed)
     for age in range(96, AGE, 16):
         if not any(age in gap for gap in GAPS):
             tokens = (7, 8) * 8 if age >= begin else range(1000 + age, 1000 + age + 16)
             left.spoken.append(Spoken(age, tuple(tokens)))
             left.full += scored(policy, seed, [age], 16, lambda policy, *_: 0.0 if policy == UNBOUNDED else 4.0)
-    left.asked = [asked(gap[0], right(policy, seed, gap[0])) for gap in GAPS]
+    left.asked = [asked(gap[0], plan.right(policy, seed, gap[0])) for gap in GAPS]
     return left
 
 
-def judged(policy, seed, over, right, recalls):
+def judged(policy, seed, plan):
     return Left(seed)
 
 
-LEFT = {"listen": listened, "converse": conversed, "speak": spoke, "judge": judged}
+LEFT = {"listen": listened, "converse": conversed, "remember": remembered, "speak": spoke, "judge": judged}
 
 
 def serve(lines, policy, seed, left, bound, held):

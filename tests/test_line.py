@@ -127,6 +127,23 @@ def test_a_session_that_ended_is_closed_and_leaves_what_the_scheduler_had_of_it(
     assert line.last == SAID + 200
 
 
+def test_what_is_visible_is_what_is_pinned_and_the_last_tokens():
+    async def serve(bound, *frames):
+        line = Lines(Scripted(block=32), "run").open("a", bound)
+        for frame in frames:
+            await line.feed(frame)
+        return await line.visible(), line.context
+
+    first, second, third = range(100), range(100, 200), range(200, 210)
+    everything, context = asyncio.run(serve(None, first, second, third))
+    assert everything == context == [*range(210)]
+    assert asyncio.run(serve(KVBound(64, 20), first, second))[0] == [*range(200)]
+    # 200 tokens, a block of them pinned: three blocks behind it fell away before the third frame.
+    assert asyncio.run(serve(KVBound(64, 20), first, second, third))[0] == [*range(32), *range(128, 210)]
+    assert asyncio.run(serve(KVBound(64), first, second, third))[0] == [*range(128, 210)]
+    assert asyncio.run(serve(KVBound(64, 320), first, second, third))[0] == [*range(210)]
+
+
 def test_a_session_that_the_engine_ends_is_an_error_that_names_it_and_why():
     engine = Scripted()
     engine.ends["a"] = "its position is past the table"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -90,12 +91,22 @@ def test_the_loop_that_runs_goes_on_with_its_own_afterwards():
         loop.close()
 
 
+def waits(thread: int) -> bool:
+    """Whether a thread is where it waits for a result."""
+    frame = sys._current_frames()[thread]
+    while frame is not None and frame.f_code is not Future.result.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs a signal to the main thread")
 def test_an_interrupt_in_the_thread_that_waits_cancels_it_and_its_end_is_waited_for():
     ran, main = Coroutine(), threading.main_thread().ident
 
     async def serves():
         try:
+            while not waits(main):
+                await asyncio.sleep(0)
             signal.pthread_kill(main, signal.SIGINT)
             await asyncio.Event().wait()
         except asyncio.CancelledError:

@@ -156,6 +156,7 @@ def test_a_model_or_a_backend_that_does_not_let_sinks_move_is_refused():
         ((once, again, layer), "2 kinds of rotary embedding"),
         ((layer,), "0 kinds of rotary embedding"),
         ((once, layer, Layer(ValuesFirst(), empty())), "layout of keys is not known"),
+        ((once, Layer(ValuesFirst(), empty())), "layout of keys is not known"),
         ((once, layer, Layer(cpu_backend(), empty())), "layout of keys is not known"),
         ((once,), "layout of keys is not known"),
     ):

@@ -8,13 +8,16 @@ import pytest
 
 from tests.planted import row_of
 from tests.scripted import Scripted
-from tests.talking import save_tokenizer
+from tests.talking import VOCAB, save_tokenizer
 from workbench.bound import BoundError
 from workbench.engine.base import EngineError
 from workbench.experiments import experiment
 from workbench.experiments._sinks_metrics import TURN_BASED
+from workbench.frontends import FrontEndError
 from workbench.profiles import load_profile
 from workbench.quality.policies import HEADER, NOTHING, Policy, policies
+from workbench.quality.scripts import tokens_of
+from workbench.speech.chat import END, USER
 from workbench.telemetry import load_tables
 
 CONTEXT = 2048
@@ -35,6 +38,13 @@ def make(tmp_path_factory):
         return made
 
     return engine
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder that says how many positions its model was trained for, and no more."""
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT}))
+    return str(tmp_path)
 
 
 @pytest.fixture
@@ -68,7 +78,7 @@ def test_a_run_serves_every_policy_in_every_wave_and_stops_the_engine(served):
     assert options == {"scores": True} and profile.max_sessions == 6
     assert profile.pool_tokens >= 2 * (1024 + 2 * 128 + 128)
     frames = result.frames
-    assert list(frames["run"].unique()) == ["listen", "converse", "speak", "judge"]
+    assert list(frames["run"].unique()) == ["listen", "converse", "remember", "speak", "judge"]
     assert set(frames["session"]) == {f"{p.name}-{k}" for p in policies((128,), (NOTHING, HEADER)) for k in (0, 1)}
     bounds = frames[frames["run"] != "judge"].groupby("session")[["window", "sinks"]].agg(["min", "max"])
     assert bounds.loc["W128-nothing-0"].tolist() == [128, 128, 0, 0] and bounds.loc["unbounded-1"].isna().all()
@@ -86,8 +96,9 @@ def test_what_it_found_is_what_the_engine_did(served):
     rows = [row_of(metrics, policy) for policy in policies((128,), (NOTHING, HEADER))]
     assert [row["excess"] for row in rows] == pytest.approx([0, 0.5, 0.1])
     assert [row["full_nll"] for row in rows] == pytest.approx([2.0] * 3)
-    # It answers nothing.
-    assert [c.name for c in served[0].claims if not c.holds] == ["a reply that counts is a reply to its question"]
+    # It answers nothing, and recalls nothing at once.
+    failed = ["a reply that counts is a reply to its question", "no bound recalls what it has evicted"]
+    assert [claim.name for claim in served[0].claims if not claim.holds] == failed
     assert metrics["leniency"][TURN_BASED]["by_chance"] == 0
 
 
@@ -98,6 +109,16 @@ def test_an_engine_that_fails_is_stopped(engine):
     assert engine.stopped
 
 
+def test_the_tokenizer_is_that_of_the_engines_model(tmp_path):
+    engine = Scripted()
+    with pytest.raises(FrontEndError, match="needs model_path"):
+        tokens_of(engine)
+    engine.model_path = save_tokenizer(tmp_path)
+    tokens = tokens_of(engine)
+    assert engine.facts.vocab_size == VOCAB and tokens.encode(END) == [tokens.end]
+    assert tokens.decode(tokens.encode(f"{USER}Is it so?{END}")) == "user\nIs it so?"
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -106,9 +127,9 @@ def test_an_engine_that_fails_is_stopped(engine):
         ("distance", {"window": 100}, "window 100 is smaller than one frame of 128 tokens"),
     ],
 )
-def test_a_window_that_cannot_be_served_is_refused_in_one_line(engine, name, options, words):
+def test_a_window_that_cannot_be_served_is_refused_in_one_line(engine, model, name, options, words):
     with pytest.raises(BoundError, match=f"^{words}") as caught:
-        experiment(name)(load_profile("smollm2"), **options)
+        experiment(name)(load_profile("smollm2", model=model), **options)
     assert engine.stopped and "\n" not in str(caught.value)
 
 
@@ -119,10 +140,9 @@ def farther_is_worse(age, bound):
     return -2.0 if not bound.sinks else -1.6 if bound.moving or age < CONTEXT else -2.6
 
 
-def test_sessions_far_older_than_the_context_are_served_and_compared(engine, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT}))
+def test_sessions_far_older_than_the_context_are_served_and_compared(engine, model, tmp_path):
     engine.score = farther_is_worse
-    profile = load_profile("smollm2", model=str(tmp_path))
+    profile = load_profile("smollm2", model=model)
     result = experiment("distance")(profile, factors="3", window=128, seeds=2, tables_dir=tmp_path)
     assert engine.stopped and result.experiment == "distance"
     assert [claim for claim in result.claims if not claim.holds] == []

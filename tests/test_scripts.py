@@ -9,15 +9,15 @@ from itertools import pairwise
 import pytest
 
 from tests.scripted import SAID, Scripted
-from tests.talking import VOCAB, save_tokenizer
+from workbench.bound import KVBound
 from workbench.engine.vllm import Sampling
-from workbench.frontends import FrontEndError
 from workbench.quality.line import Lines
 from workbench.quality.policies import Opening
 from workbench.quality.questions import question, secret
 from workbench.quality.scripts import (
     ASKED_EVERY,
     BEYOND,
+    CARRIED,
     FRAME,
     PASSAGE,
     RECALL,
@@ -30,8 +30,8 @@ from workbench.quality.scripts import (
     converse,
     judge,
     listen,
+    remember,
     speak,
-    tokens_of,
 )
 from workbench.quality.texts import HeldOut
 from workbench.speech.chat import ASSISTANT, END, TURN, USER
@@ -57,12 +57,14 @@ TEXT = HeldOut(lambda text: range(100_000, 107_000))
 AFTER = encode(f"\n{USER}")
 
 
-def played(script, engine: Scripted | None = None, seed: int = SEED, age: int = AGE, **options):
+def played(
+    script, engine: Scripted | None = None, seed: int = SEED, age: int = AGE, bound: KVBound | None = None, **options
+):
     """(what the session left, its line, its engine), all tokens by one session called "a"."""
     engine = engine or Scripted(piece=5, block=BLOCK)
 
     async def serve():
-        line = Lines(engine, "run").open("a", None)
+        line = Lines(engine, "run").open("a", bound)
         return await script(line, OPENING, TOKENS, TEXT, seed, age, **options), line
 
     left, line = asyncio.run(serve())
@@ -87,7 +89,7 @@ def some_end(session, number, place, age):
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", [listen, converse, speak])
+@pytest.mark.parametrize("script", [listen, converse, remember, speak])
 def test_all_open_alike_and_leave_the_model_in_the_middle_of_its_first_reply(script):
     _, line, engine = played(script)
     opened = OPENING.tokens
@@ -97,57 +99,20 @@ def test_all_open_alike_and_leave_the_model_in_the_middle_of_its_first_reply(scr
     assert engine.chunks["a"][2].age == opened and [chunk.stop for chunk in engine.chunks["a"][:2]] == [(), ()]
 
 
-def test_the_tokenizer_is_that_of_the_engines_model(tmp_path):
-    engine = Scripted()
-    with pytest.raises(FrontEndError, match="needs model_path"):
-        tokens_of(engine)
-    engine.model_path = save_tokenizer(tmp_path)
-    tokens = tokens_of(engine)
-    assert engine.facts.vocab_size == VOCAB and tokens.encode(END) == [tokens.end]
-    assert tokens.decode(tokens.encode(f"{USER}Is it so?{END}")) == "user\nIs it so?"
-
-
 # -- listen -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("frame", [FRAME, 100])
 def test_every_token_listened_to_is_scored_at_its_age(frame):
     left, line, engine = played(listen, Scripted(some_end, piece=5, block=BLOCK), frame=frame)
-    heard, last = engine.chunks["a"][5:-1], engine.chunks["a"][-1]
+    opens, *heard = engine.chunks["a"][2:]
+    assert opens.tokens == encode(f"{END}\n{USER}")
     assert [piece.age for piece in left.scored] == [chunk.age for chunk in heard] and len(heard) > 9
     assert all(aged(piece) and len(piece.scores) == frame for piece in left.scored)
     first = heard[0].age
-    assert line.context[first : last.age] == TEXT.read(SEED, last.age - first)
-    assert last.age - frame < AGE <= last.age and left.seed == SEED
-    assert not left.spoken and {chunk.sampling for chunk in engine.chunks["a"]} == {None}
-
-
-@pytest.mark.parametrize("end", [True, False])
-def test_a_secret_is_told_and_asked_for_before_the_text_and_behind_it(end):
-    said = f"a {secret(SEED)}!"
-
-    def recalls(session, number, place, age):
-        if number == 3 and place < len(said):
-            return ord(said[place])
-        return MARKS[END] if end and number > 1 and place == len(said) else SAID + age
-
-    left, _, engine = played(listen, Scripted(recalls, block=BLOCK))
-    tell, ask, opens, *_, last = engine.chunks["a"][2:]
-    # A reply is closed by its own end, or by its last token and an end, in whatever comes next.
-    closed = [[] if end else [turn.replied[-1]] for turn in (tell, ask)]
-    told = encode(f"{END}\n{USER}Keep this in mind: the secret word is {secret(SEED)}.{END}\n{ASSISTANT}")
-    asked = encode(f"{END}\n{USER}{RECALL}{END}\n{ASSISTANT}")
-    assert (tell.tokens, ask.tokens, last.tokens) == (told, [*closed[0], *asked], asked)
-    assert opens.tokens == [*closed[1], *encode(f"{END}\n{USER}")]
-    assert {turn.stop for turn in (tell, ask, last)} == {(MARKS[END],)} and len(ask.replied) == (
-        len(said) + 1 if end else REPLY
-    )
-    assert [(each.age, each.recall, each.right) for each in left.asked] == [
-        (ask.age, WITHIN, True),
-        (last.age, BEYOND, False),
-    ]
-    assert [each.tokens for each in left.asked] == [ask.replied, last.replied]
-    assert [each.reply for each in left.asked] == [decode(ask.replied), decode(last.replied)]
+    assert line.context[first:] == TEXT.read(SEED, line.age - first)
+    assert line.age - frame < AGE <= line.age and left.seed == SEED
+    assert not left.asked and not left.spoken and {chunk.sampling for chunk in engine.chunks["a"]} == {None}
 
 
 # -- converse ---------------------------------------------------------------------------------------------------------
@@ -214,6 +179,60 @@ def test_a_reply_is_right_by_the_words_of_its_own_question():
     assert all(asked.reply == said for asked in left.asked)
     right = [bool({"blue", "seven", "paris"} & set(asked.question.keywords)) for asked in left.asked]
     assert [asked.right for asked in left.asked] == right and right[:5] == [True, True, True, False, False]
+
+
+# -- remember ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_secret_is_told_and_asked_for_at_once_and_again_at_the_end(end):
+    said = f"a {secret(SEED)}!"
+
+    def reply(session, number, place, age):
+        if number == 3 and place < len(said):
+            return ord(said[place])
+        return MARKS[END] if end and number > 1 and place == len(said) else SAID + age
+
+    left, _, engine = played(remember, Scripted(reply, block=BLOCK))
+    turns = engine.chunks["a"][2:]
+    told = f"Keep this in mind: the secret word is {secret(SEED)}."
+    words = [told, RECALL, *[question(SEED, k).text for k in range(len(turns) - 3)], RECALL]
+    before = []
+    for turn, text in zip(turns, words, strict=True):
+        # A reply is closed by its own end, or by its last token and an end, in the turn that comes next.
+        assert turn.tokens == [*before, *encode(f"{END}\n{USER}{text}{END}\n{ASSISTANT}")]
+        before = [] if end else [turn.replied[-1]]
+        assert turn.stop == (MARKS[END],) and turn.owed == REPLY
+    ask, last = turns[1], turns[-1]
+    assert [(each.age, each.recall, each.right) for each in left.asked] == [
+        (ask.age, WITHIN, True),
+        (last.age, CARRIED, False),
+    ]
+    assert [each.tokens for each in left.asked] == [ask.replied, last.replied] and not left.scored
+    assert turns[-2].age < AGE <= last.age and left.seed == SEED
+
+
+@pytest.mark.parametrize(
+    ("bound", "again", "recall"),
+    [
+        (None, False, CARRIED),
+        (KVBound(128), False, BEYOND),
+        (KVBound(128), True, CARRIED),
+        (KVBound(128, OPENING.tokens), False, BEYOND),
+        # The secret itself is pinned, or is within the window still.
+        (KVBound(128, OPENING.tokens + 128), False, CARRIED),
+        (KVBound(1600), False, CARRIED),
+    ],
+)
+def test_a_secret_is_beyond_once_no_word_of_it_is_left(bound, again, recall):
+    """``again``: whether the session says it in every reply."""
+    said = f"the {secret(SEED)} it is" if again else "I see what you mean"
+
+    def reply(session, number, place, age):
+        return ord(said[place]) if place < len(said) else MARKS[END]
+
+    left, _, _ = played(remember, Scripted(reply, block=BLOCK), bound=bound)
+    assert [each.recall for each in left.asked] == [WITHIN, recall]
 
 
 # -- speak and judge --------------------------------------------------------------------------------------------------

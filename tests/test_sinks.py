@@ -12,7 +12,7 @@ from workbench.experiments._sinks_metrics import FREE_RUNNING, TURN_BASED, Wave,
 from workbench.profiles import load_profile
 from workbench.quality.policies import CONTENT, HEADER, NOTHING, PINNED, REPLY, UNBOUNDED, Policy, policies
 from workbench.quality.questions import QUESTIONS
-from workbench.quality.scripts import FRAME, WITHIN
+from workbench.quality.scripts import BEYOND, CARRIED, FRAME, WITHIN
 
 run = experiment("sinks")
 LISTING = " ".join(word for question in QUESTIONS for word in question.keywords)
@@ -118,11 +118,19 @@ def test_each_further_pin_is_set_against_one_less(metrics):
     assert rules[TURN_BASED, 64, HEADER]["answered_gain"] == pytest.approx(2 / 3)
 
 
-def test_recall_and_leniency_and_examples(metrics):
-    assert [(row["within"], row["beyond"], row["seeds"]) for row in metrics["recall"]] == [(1, 1, 3)] + [(1, 0, 3)] * 4
-    some = waves(recalls=lambda policy, seed, when: seed > 0 if when == WITHIN else seed > 1)
-    recall = metrics_of(some, COMPARED, OPENING, AGE, 0)["recall"]
-    assert [(row["within"], row["beyond"]) for row in recall] == [pytest.approx((2 / 3, 1 / 3))] * len(COMPARED)
+def test_recall_is_by_how_far_away_the_secret_is():
+    planted = waves(recalls=lambda policy, seed, when: seed > 0 if when == WITHIN else seed > 1)
+    recall = {(r["window"], r["pinned"]): r for r in metrics_of(planted, COMPARED, OPENING, AGE, 0)["recall"]}
+    whens = ("within", "carried", "beyond")
+    shares = {key: [row[when] for when in whens] for key, row in recall.items()}
+    counts = {key: [row[f"{when}_seeds"] for when in whens] for key, row in recall.items()}
+    third = pytest.approx(1 / 3)
+    assert shares[None, None] == [pytest.approx(2 / 3), third, None] and counts[None, None] == [3, 3, 0]
+    assert shares[64, HEADER] == [pytest.approx(2 / 3), 0, 1 / 2] and counts[64, HEADER] == [3, 1, 2]
+    assert shares[128, NOTHING] == [pytest.approx(2 / 3), None, third] and counts[128, NOTHING] == [3, 0, 3]
+
+
+def test_leniency_and_examples(metrics):
     assert metrics["leniency"][TURN_BASED] == {"by_chance": 0.0, "replies": 10 * SEEDS}
     lenient = metrics_of(waves(reply=LISTING), COMPARED, OPENING, AGE, 0)["leniency"]
     assert {lenient[regime]["by_chance"] for regime in lenient} == {1.0}
@@ -159,12 +167,12 @@ def test_claims_hold_on_what_was_planted():
     found = claims()
     assert list(found) == [HELD, SCORED, LOST, BACK, COUNTS, RECALLED]
     assert all(claim.holds for claim in found.values())
-    assert found[HELD].value["sessions"] == 4 * len(COMPARED) * SEEDS
+    assert found[HELD].value["sessions"] == 5 * len(COMPARED) * SEEDS
     assert found[SCORED].value == len(COMPARED) * SEEDS * (AGE - 128)
     assert found[LOST].value == pytest.approx({64: 0.5, 128: 0.5})
     assert found[BACK].value == pytest.approx({64: 0.875, 128: 0.875})
     assert found[COUNTS].value == {"of its own": 1.0, "of any other": 0.0}
-    assert found[RECALLED].value == {"bounded, beyond": 0.0, "at once": 1.0}
+    assert list(found[RECALLED].value.values()) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +187,9 @@ def test_claims_hold_on_what_was_planted():
         ({"over": little_back}, BACK),
         ({"reply": LISTING}, COUNTS),
         ({"right": lambda policy, seed, age: False}, COUNTS),
-        ({"recalls": lambda policy, seed, when: when == WITHIN or seed == 2}, RECALLED),
+        ({"recalls": lambda policy, seed, when: when != BEYOND or seed == 2}, RECALLED),
+        # What none recalls at once tells nothing.
+        ({"recalls": lambda policy, seed, when: False}, RECALLED),
     ],
 )
 def test_every_claim_can_fail(changes, failed):
@@ -189,6 +199,8 @@ def test_every_claim_can_fail(changes, failed):
 def test_what_was_not_run_is_not_claimed():
     assert list(claims(compared=policies((64,), [HEADER]))) == [HELD, SCORED, COUNTS, RECALLED]
     assert list(claims(compared=policies((64,), [NOTHING]))) == [HELD, SCORED, LOST, COUNTS, RECALLED]
+    # Nor is anything of what no session was asked for.
+    assert RECALLED not in claims(away=lambda policy, seed: CARRIED)
 
 
 # -- the whole run ----------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ GIVEN_UP = ("abort", "error")
 class Sampling(NamedTuple):
     """How a chunk's tokens are drawn. ``seed``: of the session's stream of random numbers, which its first chunk opens.
 
-    So a session that is to draw at all does so from its first chunk on, and goes on in one stream: frames change nothing.
+    So a session that is to draw at all does so from its first chunk on, and goes on in one stream whatever its frames.
     """
 
     temperature: float

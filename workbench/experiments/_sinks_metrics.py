@@ -198,7 +198,7 @@ def _rule(data: dict, half: float, seed: int) -> list[dict]:
 
 
 def _recall(policy: Policy, left: list[Left]) -> dict:
-    """The shares of seeds that named the secret: at once, and at the end; of those it was ``beyond``, ``carried`` apart.
+    """The shares of seeds that named the secret: at once, and at the end, by whether they still held it.
 
     None where there is no such seed.
     """

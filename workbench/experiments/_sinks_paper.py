@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class PaperQuality(NamedTuple):
-    """Shares of answers graded correct: in mid-call, from the least to the most of what is given, and to a fresh question.
+    """Shares of answers graded correct: in mid-call, the least and the most that is given, and to a fresh question.
 
     ``window``, ``sinks``: in tokens, None unbounded.
     """

@@ -1,4 +1,4 @@
-"""Sessions many times as old as the model's context: where a bounded one breaks, and sinks that move with its window."""
+"""Sessions many times as old as the model's context: where a bounded one breaks, and sinks that move along."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def run(
     full: bool = False,
     seed: int | None = None,
 ) -> Result:
-    """Stream text into sessions of ``factors`` (separated by commas) times the model's context, ``seeds`` of each policy:
+    """Stream text into sessions of ``factors`` (separated by commas) times the model's context, ``seeds`` each.
 
-    no sinks, the header as sinks that stay, the same as sinks that move, and unbounded up to twice the context. The
+    Policies: no sinks, the header as sinks that stay, the same as sinks that move; unbounded to twice the context. The
     quick form has factor 2 and one seed, some minutes on two cores; the full one 2, 4 and 8 and two seeds. Raises
     ExperimentError, BoundError, ProfileError, EngineError.
     """

@@ -20,7 +20,7 @@ from workbench.quality.texts import HeldOut, described
 from workbench.quality.together import together
 
 # Lengths of the quick form and the full one: windows, seeds, age in tokens to which a session is brought.
-QUICK, FULL = ("128,256", 2, 1024), ("128,256,512,1024", 4, 2560)
+QUICK, FULL = ("128,256", 2, 1024), ("128,256,512,1024", 3, 2560)
 # A wave: the sessions that do one thing, all policies and seeds together; what part of the time it takes.
 LISTEN, CONVERSE, REMEMBER, SPEAK, JUDGE = "listen", "converse", "remember", "speak", "judge"
 SHARES = {LISTEN: 0.15, CONVERSE: 0.22, REMEMBER: 0.08, SPEAK: 0.42, JUDGE: 0.13}
@@ -40,10 +40,11 @@ def run(
     full: bool = False,
     seed: int | None = None,
 ) -> Result:
-    """Serve every window with everything that may be pinned, and unbounded, ``seeds`` sessions of each to ``age`` tokens.
+    """Serve every window with everything that may be pinned, and unbounded: ``seeds`` sessions each, to ``age`` tokens.
 
-    ``windows`` (tokens) and ``pinned`` (nothing, header, content, reply) are separated by commas. The quick form has two
-    windows, two seeds and 1,024 tokens, some minutes on two cores; the full one four, four and 2,560, most of an hour.
+    ``windows`` (tokens) and ``pinned`` (nothing, header, content, reply) are separated by commas. The quick form has
+    two windows, two seeds and 1,024 tokens, some minutes on two cores; the full one four, three and 2,560, most of an
+    hour.
     ``profile`` says which model is served; its pool is made as large as needed. Raises ExperimentError, BoundError,
     ProfileError, EngineError.
     """

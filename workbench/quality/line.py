@@ -95,8 +95,8 @@ class Lines:
 class Line:
     """A session. ``context``: every token that its model has computed, evicted ones included.
 
-    ``last``: the token sampled last, which the next frame drops. A frame that begins with it goes on as if there were no
-    frames.
+    ``last``: the token sampled last, which the next frame drops. A frame that begins with it goes on as if there were
+    no frames.
     """
 
     def __init__(self, lines: Lines, name: str, bound: KVBound | None) -> None:
@@ -124,7 +124,7 @@ class Line:
             self.answered.set()
 
     async def feed(self, tokens: Sequence[int], owed: int = 1, stop: tuple[int, ...] = (), sampling=None) -> Answer:
-        """Serve a frame. ``stop`` ends it early; ``sampling``: see VllmEngine.submit. Raises EngineError, EngineDead."""
+        """Serve a frame. ``stop``, ``sampling``: see VllmEngine.submit. Raises EngineError, EngineDead."""
         lines, engine = self.lines, self.lines.engine
         lines.check()
         self._events.clear()

@@ -100,7 +100,7 @@ async def _open(line: Line, opening: Opening, sampling: Sampling | None = None) 
 
 
 def _turn(tokens: Tokens, text: list[int], before: list[int]) -> list[int]:
-    """A turn of the user behind ``before``, which the model's reply is still open behind; then the model's is opened."""
+    """``before``, which ends what the model had to say, a turn of the user, and the model's opened."""
     return [*before, *tokens.encode(f"{END}\n{USER}"), *text, *tokens.encode(f"{END}\n{ASSISTANT}")]
 
 
