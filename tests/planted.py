@@ -55,7 +55,7 @@ def asked(age, is_right, recall=None, tokens=()):
     return Asked(age, QUESTIONS[0], RIGHT if is_right else WRONG, tokens, recall)
 
 
-def waves(over=over, right=right, recalls=recalls, away=away, reply=None, held=lambda name, view: view, lose=0):
+def waves(over=over, right=right, recalls=recalls, away=away, reply=None, held=lambda wave, name, view: view, lose=0):
     """Made-up waves. ``reply``: of an unbounded session to any question; ``lose``: scores of each that listened."""
     made, plan = {}, SimpleNamespace(over=over, right=right, recalls=recalls, away=away)
     for name, leaves in LEFT.items():
@@ -119,7 +119,7 @@ def serve(lines, policy, seed, left, bound, held):
     lines.tables.frame_rows.append(FrameRow("", name, 1, 0.0, tokens_in=8, tokens_owed=24, age_tokens=AGE, **where))
     # One token less than a chunk may come on top of.
     resident = AGE if bound is None else bound.resident_max(BLOCK, 8, 24)
-    lines.held[name] = held(name, SessionView("parked", resident, AGE - resident, 0, 0))
+    lines.held[name] = held(lines.tables.run, name, SessionView("parked", resident, AGE - resident, 0, 0))
 
 
 def row_of(metrics, policy, regime=FREE_RUNNING):

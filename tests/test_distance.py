@@ -7,7 +7,7 @@ import pytest
 from workbench.experiments import ExperimentError, experiment
 from workbench.experiments._distance_metrics import MOVING, NO_SINKS, SINKS, UNBOUNDED, metrics_of
 from workbench.experiments.distance import _claims
-from workbench.profiles import ProfileError, load_profile
+from workbench.profiles import load_profile
 from workbench.quality.scripts import Left, Scored
 
 run = experiment("distance")
@@ -17,10 +17,11 @@ NAMES = (NO_SINKS, SINKS, MOVING, UNBOUNDED)
 
 
 def nats(name, age):
-    """What is planted: sinks gain 0.4, those that stay until half past the context; unbounded breaks at the context."""
+    """Planted: sinks gain 0.4 from half the context on, those that stay for a context; unbounded breaks at its end."""
     if name == UNBOUNDED:
         return 1.5 if age < CONTEXT else 4.0
-    return {NO_SINKS: 2.0, MOVING: 1.6, SINKS: 1.6 if age < 1.5 * CONTEXT else 2.5}[name]
+    gained = 2.0 if age < CONTEXT / 2 else 1.6
+    return {NO_SINKS: 2.0, MOVING: gained, SINKS: gained if age < 1.5 * CONTEXT else 2.5}[name]
 
 
 def left(nats=nats, factors=FACTORS):
@@ -56,7 +57,7 @@ def test_likelihood_by_age_is_that_of_each_quarter_of_a_context(metrics):
     ages = {name: [row["age_tokens"] for row in curve] for name, curve in curves.items()}
     assert ages[SINKS] == [*range(128, 4 * CONTEXT, 256)] and ages[UNBOUNDED] == [*range(128, 2 * CONTEXT, 256)]
     # Half a nat for seeds that lie a nat apart.
-    assert [row["nll"] for row in curves[SINKS]] == pytest.approx([2.1] * 6 + [3.0] * 10)
+    assert [row["nll"] for row in curves[SINKS]] == pytest.approx([2.5] * 2 + [2.1] * 4 + [3.0] * 10)
     assert [row["nll"] for row in curves[UNBOUNDED]] == pytest.approx([2.0] * 4 + [4.5] * 4)
     assert all(row["nll_low"] + 0.9 < row["nll_high"] for row in curves[MOVING])
 
@@ -75,7 +76,7 @@ def test_within_the_context_and_on_the_last_one_they_are_set_against_no_sinks(me
 
 
 def test_it_breaks_where_it_was_planted_against_sinks_that_move(metrics):
-    assert metrics["breaks_at_tokens"] == {NO_SINKS: 0, SINKS: 1.5 * CONTEXT, UNBOUNDED: CONTEXT}
+    assert metrics["breaks_at_tokens"] == {NO_SINKS: CONTEXT / 2, SINKS: 1.5 * CONTEXT, UNBOUNDED: CONTEXT}
     well = metrics_of(left(lambda name, age: 2.0), CONTEXT, FACTORS, seed=0)
     assert set(well["breaks_at_tokens"].values()) == {None}
     mends = left(lambda name, age: 3.0 if name == SINKS and not 2048 <= age < 2304 else 2.0)
@@ -146,7 +147,7 @@ def folder(tmp_path):
         ({"factors": "2,2"}, ExperimentError, "factors names one twice"),
         ({"seeds": 9}, ExperimentError, "seeds must be 1 to 8, not 9"),
         ({"seeds": -1}, ExperimentError, "seeds must be 1 to 8, not -1"),
-        ({"window": 0}, ProfileError, "profile smollm2: window must be positive, not 0"),
+        ({"window": 0}, ExperimentError, "window 0 is shorter than a frame: use 128 or more"),
     ],
 )
 def test_it_refuses_in_one_line_before_an_engine_is_started(monkeypatch, folder, options, error, words):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 
 import pytest
 
 from tests.planted import row_of
 from tests.scripted import Scripted
 from tests.talking import VOCAB, save_tokenizer
-from workbench.bound import BoundError
 from workbench.engine.base import EngineError
-from workbench.experiments import experiment
+from workbench.experiments import ExperimentError, experiment
 from workbench.experiments._sinks_metrics import TURN_BASED
+from workbench.experiments.sinks import SHARES
 from workbench.frontends import FrontEndError
 from workbench.profiles import load_profile
 from workbench.quality.policies import HEADER, NOTHING, Policy, policies
@@ -85,8 +86,12 @@ def test_a_run_serves_every_policy_in_every_wave_and_stops_the_engine(served):
     sinks = row_of(result.metrics, Policy(128, HEADER))["sinks"]
     assert bounds.loc["W128-header-1"].tolist() == [128, 128, sinks, sinks] and sinks > 0
     assert frames[frames["run"] == "judge"]["window"].isna().all()
+    # Each seed draws, and reads, with one of its own.
+    assert {chunk.sampling.seed for chunk in engine.served if chunk.sampling} == {5, 6}
     shares = [share for _, share in told]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] <= 1
+    firsts = [next(share for line, share in told if line.startswith(wave)) for wave in SHARES]
+    assert firsts == pytest.approx([0, *accumulate(SHARES.values())][:-1]) and sum(SHARES.values()) == pytest.approx(1)
     saved = {run: len(load_tables(folder / run)["frames"]) for run in frames["run"].unique()}
     assert saved == frames["run"].value_counts().to_dict()
 
@@ -122,15 +127,15 @@ def test_the_tokenizer_is_that_of_the_engines_model(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("sinks", {"windows": "8"}, "window 8 is smaller than one block of 32 tokens"),
-        ("sinks", {"windows": "100"}, "window 100 is smaller than one frame of 128 tokens"),
-        ("distance", {"window": 100}, "window 100 is smaller than one frame of 128 tokens"),
+        ("sinks", {"windows": "8"}, "window 8 is shorter than a frame: use 128 or more"),
+        ("sinks", {"windows": "100"}, "window 100 is shorter than a frame: use 128 or more"),
+        ("distance", {"window": 100}, "window 100 is shorter than a frame: use 128 or more"),
     ],
 )
 def test_a_window_that_cannot_be_served_is_refused_in_one_line(engine, model, name, options, words):
-    with pytest.raises(BoundError, match=f"^{words}") as caught:
+    with pytest.raises(ExperimentError, match=f"^{words}$"):
         experiment(name)(load_profile("smollm2", model=model), **options)
-    assert engine.stopped and "\n" not in str(caught.value)
+    assert not engine.started
 
 
 def farther_is_worse(age, bound):

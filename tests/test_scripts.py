@@ -247,13 +247,14 @@ def test_what_is_spoken_has_the_ages_at_which_it_stands():
         assert piece.tokens == tuple(SAID + piece.age + k for k in range(SPOKEN))
     assert line.age - SPOKEN - REPLY - 100 < AGE <= line.age and left.spoken[0].age == OPENING.tokens + 1
     drawn = [chunk.sampling for chunk in engine.chunks["a"]]
-    assert set(drawn) == {Sampling(TEMPERATURE, SEED), None} and drawn[:3] == [Sampling(TEMPERATURE, SEED)] * 3
-    assert drawn.count(None) == len(left.asked) and {chunk.stop for chunk in engine.chunks["a"]} == {()}
+    plain, likeliest = Sampling(TEMPERATURE, SEED), Sampling(TEMPERATURE, SEED, likeliest=True)
+    assert set(drawn) == {plain, likeliest} and drawn[:3] == [plain] * 3
+    assert drawn.count(likeliest) == len(left.asked) and {chunk.stop for chunk in engine.chunks["a"]} == {()}
 
 
 def test_a_question_falls_in_each_time_so_many_tokens_were_spoken():
     left, _, engine = played(speak)
-    puts = [chunk for chunk in engine.chunks["a"] if chunk.sampling is None]
+    puts = [chunk for chunk in engine.chunks["a"] if chunk.sampling.likeliest]
     assert [asked.age for asked in left.asked] == [chunk.age for chunk in puts] and len(puts) > 2
     begins = [OPENING.tokens, *(chunk.age + len(chunk.tokens) + REPLY - 1 for chunk in puts)]
     assert [chunk.age - begin for chunk, begin in zip(puts, begins, strict=False)] == [ASKED_EVERY] * len(puts)

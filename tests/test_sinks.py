@@ -5,14 +5,23 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from tests.planted import AGE, BLOCK, COMPARED, GAPS, OPENING, SEEDS, WRONG, over, row_of, waves
+from tests.planted import AGE, BLOCK, COMPARED, GAPS, OPENING, SEEDS, WRONG, asked, over, row_of, waves
 from workbench.experiments import ExperimentError, experiment
 from workbench.experiments._sinks_claims import claims_of
-from workbench.experiments._sinks_metrics import FREE_RUNNING, TURN_BASED, Wave, metrics_of
+from workbench.experiments._sinks_metrics import (
+    FREE_RUNNING,
+    TURN_BASED,
+    Regime,
+    Wave,
+    excess,
+    losses,
+    metrics_of,
+    said,
+)
 from workbench.profiles import load_profile
 from workbench.quality.policies import CONTENT, HEADER, NOTHING, PINNED, REPLY, UNBOUNDED, Policy, policies
 from workbench.quality.questions import QUESTIONS
-from workbench.quality.scripts import BEYOND, CARRIED, FRAME, WITHIN
+from workbench.quality.scripts import BEYOND, CARRIED, FRAME, WITHIN, Left, Scored, Spoken
 
 run = experiment("sinks")
 LISTING = " ".join(word for question in QUESTIONS for word in question.keywords)
@@ -43,6 +52,23 @@ def test_there_is_a_row_for_each_policy_and_regime_and_bin_of_age(metrics):
         0,
     )
     assert [row_of(deeper, Policy(64, pinned))["sinks"] for pinned in (CONTENT, REPLY)] == [64, 96]
+
+
+def test_what_is_said_and_scored_has_the_age_of_each_token_not_of_its_frame():
+    replies = [asked(40, True, None, (5, 6)), asked(50, True, WITHIN, (7,))]
+    assert said(Left(0, asked=replies), 0, 100) == [(40, 5), (41, 6)]
+    spoken = Left(0, asked=replies, spoken=[Spoken(10, (1, 2, 3)), Spoken(20, (4,))])
+    assert said(spoken, 11, 20) == [(11, 2), (12, 3)] and said(spoken, 12, 21) == [(12, 3), (20, 4)]
+    assert losses([Scored(10, (-1.0, -2.0, -3.0)), Scored(20, (-4.0,))], 11, 20) == [2.0, 3.0]
+
+
+def test_a_text_is_compared_where_both_met_it_between_those_ages():
+    ours, theirs = (
+        Regime([Left(0, [Scored(age, (-nats,)) for age, nats in pieces])], [], full=False)
+        for pieces in (((20, 9.0), (30, 2.5), (41, 9.0), (50, 7.0)), ((19, 1.0), (28, 2.0), (39, 1.0)))
+    )
+    found = excess(ours, theirs, 20, 40, 0)
+    assert (found.mean, found.seeds) == (0.5, 1) and excess(ours, theirs, 60, 80, 0) is None
 
 
 @pytest.mark.parametrize(("regime", "part"), [(FREE_RUNNING, 1.0), (TURN_BASED, 0.5)])
@@ -159,8 +185,8 @@ def little_back(policy, seed, age):
 
 
 def of(policy, **changes):
-    """Another account of the last session of ``policy``."""
-    return lambda name, view: view._replace(**changes) if name == f"{policy.name}-2" else view
+    """Another account of the last session of ``policy`` that speaks on."""
+    return lambda *at: at[2]._replace(**changes) if at[:2] == ("speak", f"{policy.name}-2") else at[2]
 
 
 def test_claims_hold_on_what_was_planted():
@@ -178,7 +204,8 @@ def test_claims_hold_on_what_was_planted():
 @pytest.mark.parametrize(
     ("changes", "failed"),
     [
-        ({"held": of(Policy(64, HEADER), evicted=AGE - 1)}, HELD),
+        ({"held": of(Policy(64, HEADER), evicted=AGE)}, HELD),
+        ({"held": of(Policy(64, HEADER), evicted=AGE - 161)}, HELD),
         # One token more than its bound allows, and all there are.
         ({"held": of(Policy(64, HEADER), resident=161, evicted=AGE - 161)}, HELD),
         ({"held": of(UNBOUNDED, resident=AGE - 1, evicted=1)}, HELD),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Any
 
 
@@ -14,17 +15,34 @@ def run_to_end(coroutine: Coroutine) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task]] = []
+    return _Apart(coroutine).result()
 
-    async def known() -> Any:
-        running.append((asyncio.get_running_loop(), asyncio.current_task()))
-        return await coroutine
 
-    with ThreadPoolExecutor(1) as other_thread:
-        future = other_thread.submit(asyncio.run, known())
+class _Apart:
+    """A coroutine on a loop and a thread of its own."""
+
+    def __init__(self, coroutine: Coroutine) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(coroutine)
+        # Not the thread's own end: some Pythons take a join that was interrupted for one that came back.
+        self._over = Event()
+
+    def _run(self) -> None:
         try:
-            return future.result()
+            self._loop.run_until_complete(asyncio.wait([self._task]))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+            self._over.set()
+
+    def result(self) -> Any:
+        try:
+            Thread(target=self._run, name="metronome-run-to-end").start()
+            self._over.wait()
         except KeyboardInterrupt:
-            for loop, task in running:
-                loop.call_soon_threadsafe(task.cancel)
+            # It may have ended just now.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._task.cancel)
+            self._over.wait()
             raise
+        return self._task.result()

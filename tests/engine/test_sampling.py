@@ -71,16 +71,22 @@ def test_a_bounded_session_draws_as_an_unbounded_one_until_it_is_cut(driver):
     assert driver.speak("bounded", 16, Sampling(HOT, 7), KVBound(96, 4)) == unbounded
 
 
-def test_the_likeliest_may_be_taken_in_between(driver):
-    """A session that began drawing goes on in its stream after a chunk of which the likeliest tokens were taken."""
-    drawn = []
-    for name in ("one", "two"):
-        driver.sampling = {name: Sampling(HOT, 7)}
-        first = driver.round({name: (OPENING, None)}, 8)[name].tokens_out
-        driver.sampling = {name: None}
-        greedy = driver.round({name: (first[-1:], None)}, 8)[name].tokens_out
-        driver.sampling = {name: Sampling(HOT, 7)}
-        drawn.append((first, greedy, driver.round({name: (greedy[-1:], None)}, 8)[name].tokens_out))
-        driver.close(name)
-    assert drawn[0] == drawn[1]
-    assert drawn[0][2] != drawn[0][0]
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_likeliest_may_be_taken_in_between(driver, beside):
+    """They are the likeliest, and what is drawn after them hangs on nobody who is in the batch meanwhile."""
+    drawn = {}
+    for name, crowd in (("alone", ()), ("crowded", ("one", "two") if beside else ())):
+        driver.sampling = {name: Sampling(HOT, 7), **{other: Sampling(HOT, 3) for other in crowd}}
+        first = driver.round({each: (OPENING, None) for each in (name, *crowd)}, 8)[name].tokens_out
+        driver.sampling[name] = Sampling(HOT, 7, likeliest=True)
+        between = driver.round({each: (first[-1:], None) for each in (name, *crowd)}, 8)[name].tokens_out
+        driver.sampling[name] = Sampling(HOT, 7)
+        after = driver.round({each: (between[-1:], None) for each in (name, *crowd)}, 8)[name].tokens_out
+        drawn[name] = first, between, after
+        driver.close(name, *crowd)
+    assert drawn["alone"] == drawn["crowded"]
+    first, between, _ = drawn["alone"]
+    driver.sampling = {}
+    driver.round({"greedy": ([*OPENING, *first[:-1]], None)}, 1)
+    assert driver.round({"greedy": (first[-1:], None)}, 8)["greedy"].tokens_out == between
+    driver.close("greedy")

@@ -36,11 +36,13 @@ GIVEN_UP = ("abort", "error")
 class Sampling(NamedTuple):
     """How a chunk's tokens are drawn. ``seed``: of the session's stream of random numbers, which its first chunk opens.
 
-    So a session that is to draw at all does so from its first chunk on, and goes on in one stream whatever its frames.
+    A session that is to draw at all does so in every chunk, and goes on in one stream whatever its frames and whoever
+    is beside it. ``likeliest`` takes the likeliest token and leaves the stream where it would be.
     """
 
     temperature: float
     seed: int
+    likeliest: bool = False
 
 
 class _Stream:
@@ -274,6 +276,7 @@ class VllmEngine(Engine):
         return SamplingParams(
             temperature=0.0 if sampling is None else sampling.temperature,
             seed=None if sampling is None else sampling.seed,
+            top_k=1 if sampling is not None and sampling.likeliest else 0,
             max_tokens=owed,
             ignore_eos=True,
             stop_token_ids=list(stop_token_ids),

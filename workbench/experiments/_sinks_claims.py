@@ -7,7 +7,6 @@ from workbench.experiments import Claim
 from workbench.experiments._sinks_metrics import FREE_RUNNING, TURN_BASED, Wave
 from workbench.quality.line import Lines
 from workbench.quality.policies import HEADER, NOTHING
-from workbench.quality.scripts import FRAME
 
 TAKEN_BACK = 0.5  # of what a missing sink costs
 
@@ -29,12 +28,12 @@ def claims_of(metrics: dict, waves: dict[str, Wave], block: int) -> list[Claim]:
         )
     both = [window for window in windows if (window, HEADER, FREE_RUNNING) in rows]
     if both:
-        left = {w: rows[w, HEADER, FREE_RUNNING]["excess"] / lost[w]["excess"] for w in both}
+        left = {w: (rows[w, HEADER, FREE_RUNNING]["excess"], lost[w]["excess"]) for w in both}
         claims.append(
             Claim(
                 "pinning the header takes back most of that",
-                all(share <= 1 - TAKEN_BACK for share in left.values()),
-                {window: 1 - share for window, share in left.items()},
+                all(header <= (1 - TAKEN_BACK) * nothing and nothing > 0 for header, nothing in left.values()),
+                {w: 1 - header / nothing if nothing > 0 else None for w, (header, nothing) in left.items()},
                 f">= {TAKEN_BACK} of it, at every window",
             )
         )
@@ -91,6 +90,7 @@ def _scored(waves: dict[str, Wave]) -> Claim:
     listened = waves["listen"]
     pieces = [piece for each in listened.left.values() for left in each for piece in left.scored]
     scored = sum(len(piece.scores) for piece in pieces)
-    # A frame of the text owes one token, and nothing but text comes in frames of that length.
-    text = sum(row.tokens_in for row in listened.lines.tables.frame_rows if row.tokens_in == FRAME)
+    ages = {piece.age for piece in pieces}
+    rows = listened.lines.tables.frame_rows
+    text = sum(row.tokens_in for row in rows if row.age_tokens - row.tokens_in in ages)
     return Claim("every token listened to is scored", scored == text > 0, scored, f"{text} tokens")

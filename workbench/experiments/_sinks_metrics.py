@@ -152,7 +152,7 @@ def excess(each: Regime, base: Regime, begin: float, end: float, seed: int) -> I
         pairs = [
             (a, b)
             for a, b in zip(left.scored, other.scored, strict=False)
-            if begin <= a.age < end and begin <= b.age < end
+            if begin <= a.age < end and begin <= b.age < end and len(a.scores) == len(b.scores)
         ]
         ours.append([-score for a, _ in pairs for score in a.scores])
         theirs.append([-score for _, b in pairs for score in b.scores])

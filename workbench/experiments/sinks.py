@@ -25,7 +25,7 @@ QUICK, FULL = ("128,256", 2, 1024), ("128,256,512,1024", 3, 2560)
 LISTEN, CONVERSE, REMEMBER, SPEAK, JUDGE = "listen", "converse", "remember", "speak", "judge"
 SHARES = {LISTEN: 0.15, CONVERSE: 0.22, REMEMBER: 0.08, SPEAK: 0.42, JUDGE: 0.13}
 # No chunk of a script has more tokens, or is owed more: a turn has a passage and a question, the opening a block.
-MOST_IN, MOST_OWED = 128, 64
+MOST_IN, MOST_OWED = 128, 96
 
 
 def run(
@@ -102,11 +102,13 @@ def _sized(profile: Profile, compared: list[Policy], seeds: int, age: int) -> Pr
     block, blocks = profile.block_size, 0
     if age < 8 * scripts.FRAME:
         raise ExperimentError(f"age must be {8 * scripts.FRAME} tokens or more, not {age}")
-    pins = 4 * block
+    pins = 5 * block
     for policy in compared:
         if policy == UNBOUNDED:
             blocks += seeds * blocks_for(oldest, block)
             continue
+        if policy.window < max(MOST_IN, block):
+            raise ExperimentError(f"window {policy.window} is shorter than a frame: use {max(MOST_IN, block)} or more")
         if policy.window >= age // 2:
             raise ExperimentError(f"window {policy.window} is not left behind by half of age {age}: raise age")
         blocks += seeds * blocks_for(policy.window + pins + block + MOST_IN + MOST_OWED, block)
@@ -150,7 +152,7 @@ async def _serve(profile: Profile, compared: list[Policy], seeds: int, age: int,
             begin = end
 
         # A secret is to be behind the longest window, and no farther: unbounded, too, it is harder to recall then.
-        ages = {LISTEN: age, CONVERSE: age, REMEMBER: profile.window + opening.tokens + MOST_IN, SPEAK: age}
+        ages = {LISTEN: age, CONVERSE: age, REMEMBER: profile.window + opening.tokens + 2 * MOST_IN, SPEAK: age}
         does = (scripts.listen, scripts.converse, scripts.remember, scripts.speak)
         for (name, to), script in zip(ages.items(), does, strict=True):
             await wave(

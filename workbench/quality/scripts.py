@@ -171,7 +171,8 @@ async def speak(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, see
     while line.age < age:
         if line.age >= asks:
             asked, begin = question(seed, number), line.age
-            answer = await line.feed(_turn(tokens, tokens.encode(asked.text), [line.last]), REPLY)
+            words = _turn(tokens, tokens.encode(asked.text), [line.last])
+            answer = await line.feed(words, REPLY, sampling=sampling._replace(likeliest=True))
             reply = answer.tokens[: answer.tokens.index(tokens.end)] if tokens.end in answer.tokens else answer.tokens
             left.asked.append(Asked(begin, asked, tokens.decode(reply), reply))
             number, asks = number + 1, line.age + ASKED_EVERY
