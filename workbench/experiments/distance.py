@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workbench._loop import run_to_end
 from workbench.bound import KVBound, blocks_for
+from workbench.engine.host import model_folder
 from workbench.engine.vllm import VllmEngine
 from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, listed
 from workbench.experiments._distance_metrics import MOVING, NO_SINKS, SINKS, UNBOUNDED, metrics_of
@@ -18,7 +19,6 @@ from workbench.quality.line import Lines
 from workbench.quality.policies import HEADER, Opening
 from workbench.quality.texts import HeldOut, described
 from workbench.quality.together import together
-from workbench.weights import model_config
 
 FRAME = 128  # tokens; longer than where many sessions are compared, for these are long
 QUICK, FULL = ("2", 1), ("2,4,8", 2)
@@ -52,9 +52,9 @@ def run(
     seeds = seeds or default[1]
     if not 1 <= seeds <= 8:
         raise ExperimentError(f"seeds must be 1 to 8, not {seeds}")
-    context = _context(profile)
-    profile = _sized(profile if seed is None else profile.with_(seed=seed), context, times[-1], seeds, window)
     say = progress or (lambda message, fraction: None)
+    context = _context(profile, say)
+    profile = _sized(profile if seed is None else profile.with_(seed=seed), context, times[-1], seeds, window)
     lines, left, facts = run_to_end(_serve(profile, context, times[-1], seeds, say))
     metrics = metrics_of(left, context, times, profile.seed)
     if tables_dir is not None:
@@ -72,7 +72,7 @@ def run(
             "pool_blocks": facts.blocks_total,
             "threads": facts.threads,
             "window": window,
-            "sinks": lines_sinks(lines),
+            "sinks": max(row.sinks or 0 for row in lines.tables.frame_rows),
             "factors": times,
             "seeds": seeds,
             "frame_tokens": FRAME,
@@ -84,11 +84,13 @@ def run(
     )
 
 
-def _context(profile: Profile) -> int:
+def _context(profile: Profile, say: Progress) -> int:
     """The positions that the model was trained for, by its own configuration."""
-    folder = Path(profile.model)
-    config = json.loads((folder / "config.json").read_text()) if folder.is_dir() else model_config(profile.model)
-    return config["max_position_embeddings"]
+    folder = model_folder(profile.model, lambda message: say(message, 0.0))
+    context = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    if context is None:
+        raise ExperimentError(f"the configuration of {profile.model} does not say how long its context is")
+    return context
 
 
 def _sized(profile: Profile, context: int, factor: int, seeds: int, window: int) -> Profile:
@@ -133,11 +135,6 @@ async def _serve(profile: Profile, context: int, factor: int, seeds: int, say: P
         return lines, {name: [left[name, seed] for seed in range(seeds)] for name in bounds}, engine.facts
     finally:
         await engine.stop()
-
-
-def lines_sinks(lines: Lines) -> int:
-    """S of the sessions that have sinks."""
-    return max(row.sinks or 0 for row in lines.tables.frame_rows)
 
 
 def _claims(metrics: dict) -> list[Claim]:
