@@ -129,3 +129,7 @@ def test_sinks_that_move_are_held_like_those_that_stay(window, sinks, block, res
     assert moving.evictable(resident, block) == fixed.evictable(resident, block)
     assert moving.resident_max(block, 50, 4) == fixed.resident_max(block, 50, 4)
     assert plateau(moving, block, 50, 4) == plateau(fixed, block, 50, 4)
+
+
+def test_a_bound_has_a_short_name():
+    assert KVBound(64, 4).words == "W 64 S 4" and KVBound(64, 4, moving=True).words == "W 64 S 4 moving"

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from workbench.bound import KVBound
 from workbench.live.clips import NO_AUDIO
 from workbench.live.status import BOUND_ALL, CLOSE_HALF, RESET, RESTART, Status
 from workbench.panel.controls import NONE_OPEN, AddSessions, Admission, Sessions, Speed, StatusBar
@@ -20,16 +21,16 @@ def pressed():
 
 @pytest.fixture
 def sessions(pressed):
-    made = Sessions(lambda name: pressed.append(("close", name)), pressed.append, (64, 4), 32, 512)
+    made = Sessions(lambda name: pressed.append(("close", name)), pressed.append, KVBound(64, 4), 32, 512)
     made.show(OPEN, None)
     return made
 
 
 def test_what_is_shown_is_not_pressed(sessions, pressed):
-    sessions.show(OPEN, (96, 8))
-    assert (sessions.on, sessions.window.value, sessions.sinks.value) == (True, 96, 8)
-    sessions.show(OPEN, None)
-    assert not sessions.on and pressed == []
+    for bound in (KVBound(96, 8), KVBound(128, 32, moving=True), None, KVBound(96, 0)):
+        sessions.show(OPEN, bound)
+        assert sessions.bound == bound
+    assert pressed == []
 
 
 def test_what_is_pressed_while_another_thread_shows_is_handed_on(sessions, pressed):
@@ -40,8 +41,14 @@ def test_what_is_pressed_while_another_thread_shows_is_handed_on(sessions, press
         user.join()
 
     sessions.bounded.observe(shown_meanwhile, names="value")
-    sessions.show(OPEN, (64, 4))
+    sessions.show(OPEN, KVBound(64, 4))
     assert pressed == [None]
+
+
+def test_sinks_are_let_go_with_the_window(sessions, pressed):
+    sessions.bounded.value = "bound on"
+    sessions.moving.value = True
+    assert pressed == [None, None] and sessions.bound == KVBound(64, 4, moving=True)
 
 
 def test_a_bound_is_for_all_or_for_the_selected_alone(sessions, pressed):

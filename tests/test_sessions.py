@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from workbench.audio import sample_clips
-from workbench.bound import KVBound
+from workbench.bound import BoundError, KVBound
 from workbench.engine import Engine, EngineDead, EngineError, Facts, Snapshot, TokenEvent
 from workbench.profiles import load_profile
 from workbench.sessions import SessionError, SessionManager
@@ -118,6 +119,24 @@ def test_a_fault_of_the_engines_submit_ends_in_a_clear_state():
     with pytest.raises(RuntimeError, match="wire cut"):
         manager.close()
     manager.close()
+
+
+def test_sinks_that_cannot_move_here_are_refused_before_anything_changes():
+    class Fixed(Fake):
+        async def start(self, progress=None):
+            await super().start()
+            self.facts = replace(self.facts, sinks_stay="sinks cannot move on this attention backend")
+
+    moving, fixed = (KVBound(PROFILE.window, PROFILE.sinks, moving=moving) for moving in (True, False))
+    with SessionManager(PROFILE, engine=Fixed()) as manager:
+        name = manager.add(sample_clips()[0], fixed)
+        for refused in (lambda: manager.add(sample_clips()[0], moving), lambda: manager.set_bound(moving, name)):
+            with pytest.raises(BoundError, match="^sinks cannot move on this attention backend: use sinks that stay$"):
+                refused()
+        assert list(manager.beat.sessions) == [name] and manager.beat.sessions[name].bound == fixed
+    with SessionManager(PROFILE, engine=Fake()) as manager:
+        name = manager.add(sample_clips()[0], moving)
+        assert manager.beat.sessions[name].bound == moving
 
 
 def test_a_front_end_that_fails_ends_its_own_session_only():

@@ -45,6 +45,11 @@ class KVBound:
         if not isinstance(self.moving, bool):
             raise BoundError(f"moving must be true or false, not {self.moving!r}")
 
+    @property
+    def words(self) -> str:
+        """What it is called where there is little room."""
+        return f"W {self.window} S {self.sinks}" + (" moving" if self.moving else "")
+
     def sink_tokens(self, block_size: int) -> int:
         """S': the pinned tokens, in whole blocks."""
         return blocks_for(self.sinks, block_size) * block_size

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from workbench.audio import AudioStream, Clip
 from workbench.beat import Beat
-from workbench.bound import KVBound
+from workbench.bound import BoundError, KVBound
 from workbench.drive import SessionError, make_drive
 from workbench.engine import Engine, EngineError, make_engine
 from workbench.saturation import Forecaster
@@ -234,7 +234,7 @@ class SessionManager:
             return header + tokens if k == 0 else tokens
 
         if bound is not None:
-            profile.check_bound(bound, front_end.most_tokens)
+            self._check_bound(bound, front_end.most_tokens)
         most = profile.max_model_len - front_end.most_tokens
         if bound is not None:
             most = bound.sink_tokens(profile.block_size) + bound.window
@@ -280,7 +280,7 @@ class SessionManager:
         sample of the pool.
         """
         if bound is not None:
-            self.profile.check_bound(bound, self._most_tokens(list(self.front_ends) if name is None else [name]))
+            self._check_bound(bound, self._most_tokens(list(self.front_ends) if name is None else [name]))
 
         def change() -> None:
             names = list(self.beat.sessions) if name is None else [name]
@@ -291,6 +291,11 @@ class SessionManager:
 
         self._drive.call(change)
         self._warn_of_plateaus()
+
+    def _check_bound(self, bound: KVBound, frame_tokens: int) -> None:
+        self.profile.check_bound(bound, frame_tokens)
+        if bound.moving and self.engine.facts.sinks_stay:
+            raise BoundError(f"{self.engine.facts.sinks_stay}: use sinks that stay")
 
     def _known(self, name: str) -> bool:
         if name not in self.beat.sessions:

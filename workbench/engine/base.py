@@ -29,6 +29,7 @@ class Facts:
 
     ``scheduler`` and ``runner``: the classes that answered the plugin's handshake, in the engine's own processes.
     ``vocab_size``: tokens the model knows. ``costs``: where a simulated engine has the duration of its steps from.
+    ``sinks_stay``: why sinks cannot move on this engine, None where they can.
     """
 
     executor: str
@@ -42,6 +43,7 @@ class Facts:
     runner: str = ""
     threads: int | None = None
     costs: str = ""
+    sinks_stay: str | None = None
 
 
 class TokenEvent(NamedTuple):

@@ -146,6 +146,7 @@ class VllmEngine(Engine):
             scheduler=hello["scheduler"],
             runner=worker["runner"],
             threads=worker["threads"],
+            sinks_stay=worker.get("sinks_stay"),
         )
 
     async def _warm_up(self) -> None:

@@ -91,7 +91,7 @@ class Hands:
                 return self._refused(f"bound W {bound.window}", error)
         if name is None:
             self.bound_to_come = bound
-        words = "bound off" if bound is None else f"bound W {bound.window} S {bound.sinks}"
+        words = "bound off" if bound is None else f"bound {bound.words}"
         desks = [arm.desk for arm in self.live.arms if self._may_bind(arm.name)]
         return self._ask(f"{words} for {name or 'all'}", [desk.set_bound(bound, name) for desk in desks])
 
@@ -225,7 +225,7 @@ class Hands:
             manager = arm.desk.manager
             for name, session in [] if manager is None else list(manager.beat.sessions.items()):
                 row = manager.tables.session_rows[name]
-                bound = "unbounded" if session.bound is None else f"W {session.bound.window} S {session.bound.sinks}"
+                bound = "unbounded" if session.bound is None else session.bound.words
                 said.setdefault(name, f"{name} · {row.clip} · {bound}")
         return said
 

@@ -8,6 +8,7 @@ from html import escape
 
 import ipywidgets as w
 
+from workbench.bound import KVBound
 from workbench.live.clips import NO_AUDIO
 from workbench.live.pace import MOST_SPEED
 from workbench.live.status import BOUND_ALL, CLOSE_HALF, RESET, RESTART, Status
@@ -131,7 +132,7 @@ class AddSessions(w.VBox):
 class Sessions(w.VBox):
     """Select a session, close one or all, bound one or all."""
 
-    def __init__(self, close, set_bound, bound: tuple[int, int], block: int, most: int) -> None:
+    def __init__(self, close, set_bound, bound: KVBound, block: int, most: int) -> None:
         self.select = w.Dropdown(options=[NONE_OPEN], description="session", style=_STYLE)
         self.select.layout.width = "330px"
         self.whom = w.ToggleButtons(options=["all", "selected"], style={"button_width": "80px"})
@@ -139,13 +140,15 @@ class Sessions(w.VBox):
             options=["bound on", "bound off"], value="bound off", style={"button_width": "90px"}
         )
         slider = {"continuous_update": False, "style": _STYLE, "step": block}
-        self.window = w.IntSlider(value=bound[0], min=block, max=max(most, bound[0]), description="W", **slider)
-        self.sinks = w.IntSlider(
-            value=bound[1], min=0, max=max(8 * block, bound[1]), description="S", **(slider | {"step": 1})
-        )
+        widest, most_sinks = max(most, bound.window), max(8 * block, bound.sinks)
+        self.window = w.IntSlider(value=bound.window, min=block, max=widest, description="W", **slider)
+        self.sinks = w.IntSlider(value=bound.sinks, min=0, max=most_sinks, description="S", **(slider | {"step": 1}))
+        self.moving = w.Checkbox(value=bound.moving, description="S moves", indent=False)
+        self.moving.tooltip = "sinks follow the window, for sessions that outgrow the model's context"
+        self.moving.layout.width = "90px"
         self._set_bound = set_bound
         self._showing = Showing()
-        for each in (self.bounded, self.window, self.sinks):
+        for each in (self.bounded, self.window, self.sinks, self.moving):
             each.observe(lambda _: self.press(), names="value")
         super().__init__(
             [
@@ -154,7 +157,7 @@ class Sessions(w.VBox):
                     button("close", lambda: close(self.selected) if self.selected else None, "end the selected"),
                     button("close all", lambda: close(None), "end every session"),
                 ),
-                row(w.Label("at the next frame:"), self.whom, self.bounded, self.window, self.sinks),
+                row(w.Label("at the next frame:"), self.whom, self.bounded, self.window, self.sinks, self.moving),
             ]
         )
 
@@ -169,9 +172,11 @@ class Sessions(w.VBox):
         return self.whom.value == "selected"
 
     @property
-    def on(self) -> bool:
-        """Whether the bound is switched on."""
-        return self.bounded.value == "bound on"
+    def bound(self) -> KVBound | None:
+        """The bound as the controls have it, None while it is switched off."""
+        if self.bounded.value == "bound off":
+            return None
+        return KVBound(self.window.value, self.sinks.value, self.moving.value)
 
     def press(self) -> None:
         """Hand on the bound as the controls have it, for whom they say."""
@@ -180,13 +185,14 @@ class Sessions(w.VBox):
         if not self.one or self.selected:
             self._set_bound(self.selected if self.one else None)
 
-    def show(self, sessions: dict[str, str], bound: tuple[int, int] | None) -> None:
+    def show(self, sessions: dict[str, str], bound: KVBound | None) -> None:
         """The open sessions, name -> what to call it; what was selected stays selected. ``bound``: as it is."""
         with self._showing:
             set_if(self.bounded, value="bound off" if bound is None else "bound on")
             if bound is not None:
-                set_if(self.window, value=bound[0])
-                set_if(self.sinks, value=bound[1])
+                set_if(self.window, value=bound.window)
+                set_if(self.sinks, value=bound.sinks)
+                set_if(self.moving, value=bound.moving)
         options = [(words, name) for name, words in sessions.items()] or [NONE_OPEN]
         if tuple(options) != tuple(self.select.options):
             selected = self.select.value

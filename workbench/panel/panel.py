@@ -47,8 +47,8 @@ class Panel(w.VBox):
         self.adding = AddSessions(names, heard, self.upload, lambda clip, n: bench.add(clip, n), self._listen)
         self.sessions = Sessions(
             bench.close,
-            self._bound,
-            (profile.window, profile.sinks),
+            lambda name: bench.bound(self.sessions.bound, name),
+            profile.bound,
             profile.block_size,
             min(profile.max_model_len, 8 * profile.window),
         )
@@ -116,7 +116,7 @@ class Panel(w.VBox):
         self.status.show(list(zip(names, live.statuses(), strict=True)), notices)
         one = self.sessions.one and self.sessions.selected
         bound = self.bench.bound_of(self.sessions.selected) if one else self.bench.bound_to_come
-        self.sessions.show(self.bench.open_sessions(), None if bound is None else (bound.window, bound.sinks))
+        self.sessions.show(self.bench.open_sessions(), bound)
         if self._clips != (clips := tuple(self.bench.clips.names())):
             for name in clips:
                 if name not in self._clips:
@@ -133,13 +133,6 @@ class Panel(w.VBox):
             set_if(self.rows, value=self.bench.rows_html(name))
 
     # -- what is pressed ----------------------------------------------------------------------------------------------
-
-    def _bound(self, name: str | None) -> None:
-        from workbench.bound import KVBound
-
-        window, sinks, moving = self.sessions.window.value, self.sessions.sinks.value, self.bench.profile.moving_sinks
-        bound = KVBound(window, sinks, moving) if self.sessions.on else None
-        self.bench.bound(bound, name)
 
     def _admit(self) -> None:
         on = self.admission.on.value
