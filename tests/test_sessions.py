@@ -91,6 +91,30 @@ def test_a_start_that_hangs_can_be_given_up():
     assert failures == ["the manager was closed while its engine started"] and engine.stopped
 
 
+def test_a_start_can_be_given_up_before_its_thread_is_known(monkeypatch):
+    """The thread may be far ahead of the one that started it."""
+
+    class Hanging(Fake):
+        async def start(self, progress=None):
+            await asyncio.Event().wait()
+
+    engine = Hanging()
+    manager = SessionManager(PROFILE, engine=engine)
+    started = threading.Thread.start
+
+    def start_then_close(thread):
+        started(thread)
+        if thread.name == "metronome-beat":
+            while manager._drive._stop is None:
+                time.sleep(0.001)
+            manager.close()
+
+    monkeypatch.setattr(threading.Thread, "start", start_then_close)
+    with pytest.raises(EngineError, match="the manager was closed while its engine started"):
+        manager.start()
+    assert engine.stopped
+
+
 def test_an_engine_that_dies_ends_every_session_and_keeps_the_tables(tmp_path):
     engine = Fake()
     with SessionManager(PROFILE, engine=engine, save_to=tmp_path) as manager:

@@ -27,16 +27,20 @@ class RealTime(Drive):
         self._wake: asyncio.Event | None = None
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
-        self._closing = False
+        self._starting = self._closing = False
 
     def start(self) -> None:
         if self._thread is not None:
             raise SessionError("this manager was started before: make a new one for a new run")
         ready: Future = Future()
         thread = threading.Thread(target=self._main, args=(ready,), name="metronome-beat", daemon=True)
+        self._starting = True
         thread.start()
         # Only now: whoever closes it from another thread joins what is here.
         self._thread = thread
+        if self._closing:
+            # It was closed before there was a thread to join.
+            self._tell_to_stop()
         try:
             ready.result()
         except BaseException:
@@ -44,19 +48,22 @@ class RealTime(Drive):
             raise
 
     def close(self) -> None:
+        # For a loop that is not there yet, or a thread: both look at this once they are.
+        self._closing = self._starting
         if self._thread is None:
             return
-        # For a loop that is not there yet; it looks at this once it is.
-        self._closing = True
+        self._tell_to_stop()
+        self._thread.join()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _tell_to_stop(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             try:
                 self._loop.call_soon_threadsafe(self._stop.set)
             except RuntimeError:
                 pass  # the loop closed in between: the thread is ending by itself
-        self._thread.join()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
 
     def _main(self, ready: Future) -> None:
         try:
