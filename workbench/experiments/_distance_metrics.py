@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.experiments._sinks_metrics import DEGRADED, interval, losses
+from workbench.experiments._sinks_metrics import degraded_from, interval, losses
 from workbench.quality.intervals import bootstrap, paired
 from workbench.quality.scripts import Left
 
@@ -54,12 +54,5 @@ def _over(left: dict, name: str, other: str, begin: int, end: int, seed: int):
 
 
 def _breaks_at(left: dict, name: str, size: int, end: int, seed: int) -> int | None:
-    found = None
-    for begin in reversed(range(0, end, size)):
-        here = _over(left, name, MOVING, begin, min(begin + size, end), seed)
-        if here is None:
-            continue
-        if here.mean < DEGRADED:
-            break
-        found = begin
-    return found
+    bins = [(begin, min(begin + size, end)) for begin in range(0, end, size)]
+    return degraded_from(bins, lambda begin, end: _over(left, name, MOVING, begin, end, seed))

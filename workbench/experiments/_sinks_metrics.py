@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
@@ -106,7 +106,7 @@ def _row(policy: Policy, opening: Opening, regime: str, each: Regime, base: Regi
         "regime": regime,
         **interval("nll", bootstrap([losses(left.scored, *late) for left in each.scored], seed=seed)),
         **interval("excess", excess(each, base, *late, seed)),
-        "degrades_at_tokens": _degrades_at(each, base, edges, seed),
+        "degrades_at_tokens": degraded_from(edges, lambda begin, end: excess(each, base, begin, end, seed)),
         **interval("answered", bootstrap([[float(a.right) for a in asked] for asked in questions], seed=seed)),
         "questions": sum(map(len, questions)),
         **interval("distinct_2", _distinct(spoken, seed)),
@@ -159,11 +159,11 @@ def excess(each: Regime, base: Regime, begin: float, end: float, seed: int) -> I
     return paired(ours, theirs, seed=seed)
 
 
-def _degrades_at(each: Regime, base: Regime, edges, seed: int) -> int | None:
-    """The age from which on every bin is DEGRADED or more; None where the last is not."""
+def degraded_from(bins: Iterable[tuple[int, int]], over: Callable[[int, int], Interval | None]) -> int | None:
+    """The age from which on every bin is ``over`` by DEGRADED nats or more; None where the last is not."""
     found = None
-    for begin, end in reversed(edges):
-        here = excess(each, base, begin, end, seed)
+    for begin, end in reversed(list(bins)):
+        here = over(begin, end)
         if here is None:
             continue
         if here.mean < DEGRADED:

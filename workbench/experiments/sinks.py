@@ -43,10 +43,9 @@ def run(
     """Serve every window with everything that may be pinned, and unbounded: ``seeds`` sessions each, to ``age`` tokens.
 
     ``windows`` (tokens) and ``pinned`` (nothing, header, content, reply) are separated by commas. The quick form has
-    two windows, two seeds and 1,024 tokens, some minutes on two cores; the full one four, three and 2,560, most of an
-    hour.
-    ``profile`` says which model is served; its pool is made as large as needed. Raises ExperimentError, BoundError,
-    ProfileError, EngineError.
+    two windows, two seeds and 1,024 tokens, some minutes on two cores; the full one four, three and 2,560, half an
+    hour. ``profile`` says which model is served; its pool is made as large as needed. Raises ExperimentError,
+    BoundError, ProfileError, EngineError.
     """
     if profile.executor != "vllm":
         raise ExperimentError(f"quality needs a model that speaks, {profile.name} is simulated: give smollm2")
