@@ -78,9 +78,6 @@ class Rotary:
     def __init__(self, module: torch.nn.Module) -> None:
         self._table = module.cos_sin_cache
         self._width, self._halves = module.rotary_dim, module.is_neox_style
-        # Some models scale the table's rows; turned forward and back that counts twice.
-        cos, sin = self._table[:1].double().chunk(2, dim=-1)
-        self._scale = float((cos**2 + sin**2).mean())
 
     def turn(self, keys: torch.Tensor, positions: torch.Tensor, back: bool = False) -> torch.Tensor:
         """``keys`` (layers, tokens, heads, head size) rotated by ``positions`` (tokens), in float32."""
@@ -91,9 +88,11 @@ class Rotary:
             one, two = turned.chunk(2, dim=-1)
         else:
             one, two = turned[..., ::2], turned[..., 1::2]
-        pair = (one * cos - two * sin, two * cos + one * sin)
+        # Some models scale the table's rows, and rounding does: turned forward and back that would count twice.
+        scale = cos**2 + sin**2 if back else 1.0
+        pair = ((one * cos - two * sin) / scale, (two * cos + one * sin) / scale)
         turned = torch.cat(pair, dim=-1) if self._halves else torch.stack(pair, dim=-1).flatten(-2)
-        return torch.cat([turned / self._scale if back else turned, rest], dim=-1)
+        return torch.cat([turned, rest], dim=-1)
 
 
 @dataclass
@@ -108,6 +107,28 @@ class _Moved:
     keys: torch.Tensor | None = None
 
 
+# Named in a layer that reads another one's keys: it has none of its own to turn.
+_SHARED = "kv_sharing_target_layer_name"
+
+
+def _attention_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [m for m in model.modules() if hasattr(m, "impl") and hasattr(m.impl, "do_kv_cache_update")]
+
+
+def _only_rotary(model: torch.nn.Module) -> torch.nn.Module:
+    """The rotary embedding of all attention layers of ``model``. Raises PluginError where it is not one for all."""
+    tables = {id(m.cos_sin_cache): m for m in model.modules() if hasattr(m, "cos_sin_cache")}
+    only = next(iter(tables.values()), None)
+    if len(tables) != 1 or not hasattr(only, "is_neox_style") or any(True for _ in only.parameters()):
+        raise PluginError(f"sinks cannot move in this model: {len(tables)} kinds of rotary embedding, one is needed")
+    layers = {id(layer) for layer in _attention_layers(model)}
+    for module in model.modules():
+        rotates = getattr(module, "rotary_emb", None) is not None and getattr(module, "use_rope", True)
+        if not rotates and any(id(child) in layers for child in module.children()):
+            raise PluginError("sinks cannot move in this model: it has attention layers without rotary embedding")
+    return only
+
+
 class SinkMover:
     """Moves the sinks of the sessions of a V1 ``runner`` whose chunks ask for it.
 
@@ -118,15 +139,8 @@ class SinkMover:
         self._runner = runner
         self._sessions: dict[str, _Moved] = {}
         model = runner.get_model()
-        tables = {id(m.cos_sin_cache): m for m in model.modules() if hasattr(m, "cos_sin_cache")}
-        if len(tables) != 1 or not hasattr(next(iter(tables.values())), "is_neox_style"):
-            raise PluginError(
-                f"sinks cannot move in this model: {len(tables)} kinds of rotary embedding, one is needed"
-            )
-        self._rotary = Rotary(next(iter(tables.values())))
-        layers = [m for m in model.modules() if hasattr(m, "impl") and hasattr(m.impl, "do_kv_cache_update")]
-        # A layer that reads another one's keys has none of its own to turn.
-        layers = [layer for layer in layers if getattr(layer, "kv_sharing_target_layer_name", None) is None]
+        self._rotary = Rotary(_only_rotary(model))
+        layers = [layer for layer in _attention_layers(model) if getattr(layer, _SHARED, None) is None]
         self._caches = [layer.kv_cache for layer in layers]
         try:
             layouts = {layout_of(layer, cache) for layer, cache in zip(layers, self._caches, strict=True)}
@@ -147,6 +161,9 @@ class SinkMover:
             del self._sessions[gone]
         for row in range(rows):
             request_id = runner.input_batch.req_ids[row]
+            if runner.input_batch.num_computed_tokens_cpu[row] == 0:
+                # Prefilled afresh after a preemption: keys computed anew may be others.
+                self._sessions.pop(request_id, None)
             params = runner.requests[request_id].sampling_params
             chunk = params and params.extra_args and params.extra_args.get(MOVED_KEY)
             if chunk:

@@ -378,6 +378,7 @@ def _send_spans(session: Request, state: SessionState) -> None:
     if state.spans != [(0, 0)]:
         session.sampling_params = _with(session.sampling_params, positions.EXTRA_ARGS_KEY, state.spans)
     moved = positions.differ_before(state.spans, state.cached)
-    if moved:
-        value = (moved, state.cached, state.pinning)
+    value = (moved, state.cached, state.pinning) if moved else None
+    # The chunk may say so still of sinks that were let go before it was served.
+    if value or (session.sampling_params.extra_args or {}).get(positions.MOVED_KEY):
         session.sampling_params = _with(session.sampling_params, positions.MOVED_KEY, value)

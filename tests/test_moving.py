@@ -144,20 +144,36 @@ def test_keys_are_read_and_written_in_their_cells_alone(backend, layout, token_m
     assert torch.equal(cache, again)
 
 
+class Attention(torch.nn.Module):
+    """What of a model's own attention the mover looks at: the embedding beside the layer that keeps the keys."""
+
+    def __init__(self, rotary_emb, layer: Layer, use_rope: bool = True) -> None:
+        super().__init__()
+        self.rotary_emb, self.attn, self.use_rope = rotary_emb, layer, use_rope
+
+
 def model_of(*modules) -> SimpleNamespace:
     model = torch.nn.ModuleList(modules)
     return SimpleNamespace(get_model=lambda: model)
 
 
 def test_a_model_or_a_backend_that_does_not_let_sinks_move_is_refused():
-    once, again, layer = rotary(), rotary(), Layer(Rows(), empty())
-    SinkMover(model_of(once, once, layer))
+    once, again, learned = rotary(), rotary(), rotary()
+    learned.angles = torch.nn.Parameter(torch.zeros(1))
+
+    def heads(embedding, backend=Rows, **options):
+        return Attention(embedding, Layer(backend(), empty()), **options)
+
+    SinkMover(model_of(heads(once), heads(once)))
     for modules, says in (
-        ((once, again, layer), "2 kinds of rotary embedding"),
-        ((layer,), "0 kinds of rotary embedding"),
-        ((once, layer, Layer(ValuesFirst(), empty())), "layout of keys is not known"),
-        ((once, Layer(ValuesFirst(), empty())), "layout of keys is not known"),
-        ((once, layer, Layer(cpu_backend(), empty())), "layout of keys is not known"),
+        ((heads(once), heads(again)), "2 kinds of rotary embedding"),
+        ((heads(None),), "0 kinds of rotary embedding"),
+        ((heads(learned),), "kinds of rotary embedding"),
+        ((heads(once), heads(None)), "attention layers without rotary embedding"),
+        ((heads(once), heads(once, use_rope=False)), "attention layers without rotary embedding"),
+        ((heads(once), heads(once, ValuesFirst)), "layout of keys is not known"),
+        ((heads(once, ValuesFirst),), "layout of keys is not known"),
+        ((heads(once), heads(once, cpu_backend)), "layout of keys is not known"),
         ((once,), "layout of keys is not known"),
     ):
         with pytest.raises(PluginError, match=says) as error:
@@ -176,7 +192,7 @@ class Runner:
         self.read, self.write = LAYOUTS[layout]
         self.rotary = rotary(dtype=dtype)
         self.layers = [Layer(backend, empty(dtype)) for _ in range(LAYERS)]
-        self.model = torch.nn.ModuleList([self.rotary, *self.layers])
+        self.model = torch.nn.ModuleList([Attention(self.rotary, layer) for layer in self.layers])
         rows = SimpleNamespace(np=np.array([[1, 2, 4], [*self.sinks.tolist(), 5]], dtype=np.int32))
         self.input_batch = SimpleNamespace(
             req_ids=["a", "b"],
