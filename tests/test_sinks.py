@@ -112,6 +112,9 @@ def test_repetition_is_what_was_planted(metrics):
     assert none == [0, 0, None] and some == pytest.approx([(AGE - 800) / 3, 1 / 3, 800])
     # From 480, 496 and 512 on, but for the gap; what falls silent before shifts no age.
     assert all_ == [AGE - 496 - len(GAPS[1]), 1.0, 496]
+    row = found[Policy(128, NOTHING)]
+    assert (row["onset_tokens_low"], row["onset_tokens_high"]) == (480, 512)
+    assert row["loop_tokens_low"] < row["loop_tokens"] < row["loop_tokens_high"]
 
 
 def test_replies_are_judged_by_the_full_model_where_it_speaks_on(metrics):

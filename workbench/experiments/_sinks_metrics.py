@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from statistics import fmean, median
 
 from workbench.quality.intervals import Interval, bootstrap, paired
 from workbench.quality.line import Lines
@@ -97,7 +96,8 @@ def _row(policy: Policy, opening: Opening, regime: str, each: Regime, base: Regi
     spoken = [said(left, *late) for left in each.asked]
     everything = [said(left, 0, float("inf")) for left in each.asked]
     loops = [longest_loop([token for _, token in pairs]) for pairs in everything]
-    onsets = [pairs[k][0] for pairs in everything if (k := onset([token for _, token in pairs])) is not None]
+    begins = [onset([token for _, token in pairs]) for pairs in everything]
+    onsets = [[] if k is None else [pairs[k][0]] for k, pairs in zip(begins, everything, strict=True)]
     questions = [_questions(left, *late) for left in each.asked]
     full = [losses(left.full, *late) for left in each.asked] if each.full else []
     return {
@@ -110,10 +110,10 @@ def _row(policy: Policy, opening: Opening, regime: str, each: Regime, base: Regi
         **interval("answered", bootstrap([[float(a.right) for a in asked] for asked in questions], seed=seed)),
         "questions": sum(map(len, questions)),
         **interval("distinct_2", _distinct(spoken, seed)),
-        "loop_tokens": fmean(0 if loop is None else loop.length for loop in loops),
+        **interval("loop_tokens", bootstrap([[0 if loop is None else loop.length] for loop in loops], seed=seed)),
         "looping": sum(loop is not None for loop in loops) / len(loops),
-        "onset_tokens": median(onsets) if onsets else None,
-        **interval("full_nll", bootstrap(full, seed=seed) if full else None),
+        **interval("onset_tokens", bootstrap(onsets, seed=seed)),
+        **interval("full_nll", bootstrap(full, seed=seed)),
     }
 
 
