@@ -119,8 +119,10 @@ def _only_rotary(model: torch.nn.Module) -> torch.nn.Module:
     """The rotary embedding of all attention layers of ``model``. Raises PluginError where it is not one for all."""
     tables = {id(m.cos_sin_cache): m for m in model.modules() if hasattr(m, "cos_sin_cache")}
     only = next(iter(tables.values()), None)
-    if len(tables) != 1 or not hasattr(only, "is_neox_style") or any(True for _ in only.parameters()):
+    if len(tables) != 1:
         raise PluginError(f"sinks cannot move in this model: {len(tables)} kinds of rotary embedding, one is needed")
+    if not hasattr(only, "is_neox_style") or any(True for _ in only.parameters()):
+        raise PluginError(f"sinks cannot move in this model: {type(only).__name__} is no plain rotary embedding")
     layers = {id(layer) for layer in _attention_layers(model)}
     for module in model.modules():
         rotates = getattr(module, "rotary_emb", None) is not None and getattr(module, "use_rope", True)

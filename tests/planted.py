@@ -52,7 +52,7 @@ def scored(policy, seed, ages, count, by):
 
 
 def asked(age, is_right, recall=None, tokens=()):
-    return Asked(age, QUESTIONS[0], RIGHT if is_right else WRONG, tokens, recall)
+    return Asked(age, QUESTIONS[0], RIGHT if is_right else WRONG, Spoken(age, tokens), recall)
 
 
 def waves(over=over, right=right, recalls=recalls, away=away, reply=None, held=lambda wave, name, view: view, lose=0):

@@ -168,7 +168,7 @@ def test_a_model_or_a_backend_that_does_not_let_sinks_move_is_refused():
     for modules, says in (
         ((heads(once), heads(again)), "2 kinds of rotary embedding"),
         ((heads(None),), "0 kinds of rotary embedding"),
-        ((heads(learned),), "kinds of rotary embedding"),
+        ((heads(learned),), "is no plain rotary embedding"),
         ((heads(once), heads(None)), "attention layers without rotary embedding"),
         ((heads(once), heads(once, use_rope=False)), "attention layers without rotary embedding"),
         ((heads(once), heads(once, ValuesFirst)), "layout of keys is not known"),

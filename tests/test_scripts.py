@@ -26,6 +26,7 @@ from workbench.quality.scripts import (
     TEMPERATURE,
     WITHIN,
     Scored,
+    Spoken,
     Tokens,
     converse,
     judge,
@@ -162,7 +163,7 @@ def test_questions_have_their_ages_replies_and_places(conversation):
     left, line, engine = conversation
     turns = engine.chunks["a"][2:]
     assert [asked.age for asked in left.asked] == [turn.age for turn in turns]
-    assert [asked.tokens for asked in left.asked] == [turn.replied for turn in turns]
+    assert [asked.spoken for asked in left.asked] == [Spoken(t.age + len(t.tokens), t.replied) for t in turns]
     assert [asked.reply for asked in left.asked] == [decode(turn.replied) for turn in turns]
     assert [asked.question for asked in left.asked] == [question(SEED, number) for number in range(len(turns))]
     assert {asked.recall for asked in left.asked} == {None}
@@ -208,7 +209,7 @@ def test_a_secret_is_told_and_asked_for_at_once_and_again_at_the_end(end):
         (ask.age, WITHIN, True),
         (last.age, CARRIED, False),
     ]
-    assert [each.tokens for each in left.asked] == [ask.replied, last.replied] and not left.scored
+    assert [each.spoken.tokens for each in left.asked] == [ask.replied, last.replied] and not left.scored
     assert turns[-2].age < AGE <= last.age and left.seed == SEED
 
 
@@ -262,7 +263,9 @@ def test_a_question_falls_in_each_time_so_many_tokens_were_spoken():
         # The reply is open, so its last token and its end come first.
         words = encode(f"{END}\n{USER}{question(SEED, number).text}{END}\n{ASSISTANT}")
         assert chunk.tokens == [SAID + chunk.age, *words] and chunk.owed == REPLY
-        assert asked.question == question(SEED, number) and asked.tokens == chunk.replied
+        assert asked.question == question(SEED, number) and asked.spoken == Spoken(
+            chunk.age + len(chunk.tokens), chunk.replied
+        )
         # And what is spoken next goes on with the last token of that reply.
         following = engine.chunks["a"][engine.chunks["a"].index(chunk) + 1]
         assert following.tokens == [chunk.replied[-1]]
@@ -273,7 +276,7 @@ def test_what_follows_the_end_of_a_reply_is_no_part_of_it():
         return MARKS[END] if place == 4 and age > OPENING.tokens + ASKED_EVERY else ord("x")
 
     left, line, _ = played(speak, Scripted(ends, block=BLOCK), age=700)
-    assert left.asked[0].tokens == (ord("x"),) * 4 and left.asked[0].reply == "xxxx"
+    assert left.asked[0].spoken.tokens == (ord("x"),) * 4 and left.asked[0].reply == "xxxx"
     # The session goes on past it all the same.
     assert all(len(piece.tokens) == SPOKEN for piece in left.spoken) and line.age >= 700
 

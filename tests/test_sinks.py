@@ -62,13 +62,14 @@ def test_what_is_said_and_scored_has_the_age_of_each_token_not_of_its_frame():
     assert losses([Scored(10, (-1.0, -2.0, -3.0)), Scored(20, (-4.0,))], 11, 20) == [2.0, 3.0]
 
 
-def test_a_text_is_compared_where_both_met_it_between_those_ages():
+def test_a_text_is_compared_where_the_other_met_it_between_those_ages():
+    """Replies of another length bring the same passage at another age, more so with every turn."""
     ours, theirs = (
         Regime([Left(0, [Scored(age, (-nats,)) for age, nats in pieces])], [], full=False)
         for pieces in (((20, 9.0), (30, 2.5), (41, 9.0), (50, 7.0)), ((19, 1.0), (28, 2.0), (39, 1.0)))
     )
     found = excess(ours, theirs, 20, 40, 0)
-    assert (found.mean, found.seeds) == (0.5, 1) and excess(ours, theirs, 60, 80, 0) is None
+    assert (found.mean, found.seeds) == ((0.5 + 8.0) / 2, 1) and excess(ours, theirs, 60, 80, 0) is None
 
 
 @pytest.mark.parametrize(("regime", "part"), [(FREE_RUNNING, 1.0), (TURN_BASED, 0.5)])

@@ -25,8 +25,8 @@ class KVBound:
 
     Both are counts of tokens. ``sinks`` takes effect in whole blocks (rounded up). A session without a bound is
     simply served by the stock scheduler; there is no value of KVBound that means "unbounded".
-    ``moving``: at each eviction the sinks take the positions right before what follows them, so that they are never
-    farther away than the window is long. Else they stay where they are and the distance to them grows with the session.
+    ``moving``: at each eviction the sinks take the positions right before what follows them, so that no distance is
+    longer than what is resident. Else they stay where they are and the distance to them grows with the session.
     """
 
     window: int

@@ -294,8 +294,13 @@ class SessionManager:
 
     def _check_bound(self, bound: KVBound, frame_tokens: int) -> None:
         self.profile.check_bound(bound, frame_tokens)
-        if bound.moving and self.engine.facts.sinks_stay:
-            raise BoundError(f"{self.engine.facts.sinks_stay}: use sinks that stay")
+        self.check_moving(bound)
+
+    def check_moving(self, bound: KVBound) -> None:
+        """Raise BoundError, one line, when ``bound`` has sinks that move and the started engine cannot move any."""
+        facts = getattr(self.engine, "facts", None)
+        if bound.moving and facts is not None and facts.sinks_stay:
+            raise BoundError(f"{facts.sinks_stay}: use sinks that stay")
 
     def _known(self, name: str) -> bool:
         if name not in self.beat.sessions:

@@ -37,7 +37,9 @@ class Sampling(NamedTuple):
     """How a chunk's tokens are drawn. ``seed``: of the session's stream of random numbers, which its first chunk opens.
 
     A session that is to draw at all does so in every chunk, and goes on in one stream whatever its frames and whoever
-    is beside it. ``likeliest`` takes the likeliest token and leaves the stream where it would be.
+    is beside it. ``likeliest`` takes the likeliest token and leaves the stream where it would be. Of a chunk that is
+    prefilled in more than one step vLLM 0.32 turns the stream back, which a CPU's generator cannot do: it dies. So the
+    chunks that may share a step have to fit into max_batched_tokens.
     """
 
     temperature: float

@@ -80,7 +80,7 @@ def resident_claim(served: list[Lines], block: int) -> Claim:
     return Claim(
         "every session holds what its policy says",
         off == over == 0,
-        {"sessions": sessions, "tokens unaccounted for": off, "over the bound": over},
+        {"sessions": sessions, "with tokens unaccounted for": off, "over the bound": over},
         "none",
     )
 

@@ -49,7 +49,7 @@ def regime_of(waves: dict[str, Wave], policy: Policy, regime: str) -> Regime:
 
 def said(left: Left, begin: float, end: float) -> list[tuple[int, int]]:
     """(age, token) of what the model said by itself between two ages; its replies, where it only replies."""
-    pieces = left.spoken or [each for each in left.asked if each.recall is None]
+    pieces = left.spoken or [each.spoken for each in left.asked if each.recall is None]
     return [
         (piece.age + k, token)
         for piece in pieces
@@ -146,13 +146,13 @@ def _distinct(spoken: list[list[tuple[int, int]]], seed: int) -> Interval | None
 
 
 def excess(each: Regime, base: Regime, begin: float, end: float, seed: int) -> Interval | None:
-    """By how many nats a token less likely the same text is than in ``base``; both met it between the two ages."""
+    """By how many nats a token less likely the same text is than in ``base``, which met it between the two ages."""
     ours, theirs = [], []
     for left, other in zip(each.scored, base.scored, strict=True):
         pairs = [
             (a, b)
             for a, b in zip(left.scored, other.scored, strict=False)
-            if begin <= a.age < end and begin <= b.age < end and len(a.scores) == len(b.scores)
+            if begin <= b.age < end and len(a.scores) == len(b.scores)
         ]
         ours.append([-score for a, _ in pairs for score in a.scores])
         theirs.append([-score for _, b in pairs for score in b.scores])
@@ -160,7 +160,7 @@ def excess(each: Regime, base: Regime, begin: float, end: float, seed: int) -> I
 
 
 def degraded_from(bins: Iterable[tuple[int, int]], over: Callable[[int, int], Interval | None]) -> int | None:
-    """The age from which on every bin is ``over`` by DEGRADED nats or more; None where the last is not."""
+    """The age from which on every bin is ``over`` by DEGRADED nats or more; None where the last that has any is not."""
     found = None
     for begin, end in reversed(list(bins)):
         here = over(begin, end)

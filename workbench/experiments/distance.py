@@ -41,7 +41,7 @@ def run(
 
     Policies: no sinks, the header as sinks that stay, the same as sinks that move; unbounded to twice the context. The
     quick form has factor 2 and one seed, some minutes on two cores; the full one 2, 4 and 8 and two seeds. Raises
-    ExperimentError, BoundError, ProfileError, EngineError.
+    ExperimentError, BoundError, ProfileError, FrontEndError, EngineError.
     """
     if profile.executor != "vllm":
         raise ExperimentError(f"quality needs a model that speaks, {profile.name} is simulated: give smollm2")

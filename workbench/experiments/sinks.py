@@ -45,7 +45,7 @@ def run(
     ``windows`` (tokens) and ``pinned`` (nothing, header, content, reply) are separated by commas. The quick form has
     two windows, two seeds and 1,024 tokens, some minutes on two cores; the full one four, three and 2,560, half an
     hour. ``profile`` says which model is served; its pool is made as large as needed. Raises ExperimentError,
-    BoundError, ProfileError, EngineError.
+    BoundError, ProfileError, FrontEndError, EngineError.
     """
     if profile.executor != "vllm":
         raise ExperimentError(f"quality needs a model that speaks, {profile.name} is simulated: give smollm2")
@@ -108,7 +108,7 @@ def _sized(profile: Profile, compared: list[Policy], seeds: int, age: int) -> Pr
             continue
         if policy.window < max(MOST_IN, block):
             raise ExperimentError(f"window {policy.window} is shorter than a frame: use {max(MOST_IN, block)} or more")
-        if policy.window >= age // 2:
+        if policy.window + pins + block >= age // 2:
             raise ExperimentError(f"window {policy.window} is not left behind by half of age {age}: raise age")
         blocks += seeds * blocks_for(policy.window + pins + block + MOST_IN + MOST_OWED, block)
     sessions = seeds * len(compared)
@@ -117,6 +117,8 @@ def _sized(profile: Profile, compared: list[Policy], seeds: int, age: int) -> Pr
         max_model_len=oldest,
         max_positions=max(profile.max_positions, oldest),
         max_sessions=sessions,
+        # Chunks that are drawn at random go whole into a step, and all sessions may be at theirs in the same one.
+        max_batched_tokens=max(profile.max_batched_tokens, sessions * 2 * max(block, scripts.SPOKEN)),
         sessions=sessions,
         window=max((policy.window for policy in compared if policy.window), default=profile.window),
         tokens_owed=1,

@@ -87,6 +87,9 @@ class Hands:
         if bound is not None:
             try:
                 self.profile.check_bound(bound, self.clips.frame_tokens)
+                for arm in self.live.arms:
+                    if arm.desk.manager is not None:
+                        arm.desk.manager.check_moving(bound)
             except BoundError as error:
                 return self._refused(f"bound W {bound.window}", error)
         if name is None:

@@ -45,7 +45,7 @@ class Opening:
 
 def _padded(encode, text: str, ending: str, block_size: int) -> tuple[int, ...]:
     """``text`` and ``ending``, with empty lines between them up to the edge of a block."""
-    (pad,), tokens, after = encode("\n"), encode(text), encode(ending)
+    pad, tokens, after = encode("\n")[0], encode(text), encode(ending)
     short = blocks_for(len(tokens) + len(after), block_size) * block_size - len(tokens) - len(after)
     return (*tokens, *[pad] * short, *after)
 

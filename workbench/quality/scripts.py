@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 
 from workbench.engine.base import Engine
 from workbench.engine.vllm import Sampling
+from workbench.frontends import FrontEndError
 from workbench.frontends.text import load_tokenizer
 from workbench.quality.line import Line
 from workbench.quality.policies import Opening
 from workbench.quality.questions import Question, question, secret
 from workbench.quality.texts import HeldOut
-from workbench.speech.chat import ASSISTANT, END, USER
+from workbench.speech.chat import ASSISTANT, END, TURN, USER
 
 FRAME = 64  # tokens of text in a frame that is only listened to
 PASSAGE = 48  # and in a turn, before its question
@@ -42,8 +43,12 @@ class Tokens:
 
 
 def tokens_of(engine: Engine) -> Tokens:
-    """Of an engine that is started. Raises FrontEndError where its model has no tokenizer."""
+    """Of an engine that is started. Raises FrontEndError where its model has no tokenizer or no chat tokens."""
     tokenizer = load_tokenizer(engine.model_path, engine.facts.vocab_size)
+    if None in (tokenizer.token_to_id(TURN), tokenizer.token_to_id(END)):
+        raise FrontEndError(
+            f"{engine.model_path}: its tokenizer has no chat tokens; serve a model that has, as smollm2"
+        )
     return Tokens(
         lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
@@ -59,26 +64,26 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question put at ``age``, and the reply in words and tokens; ``recall``: of the secret, how far away it is."""
-
-    age: int
-    question: Question
-    reply: str
-    tokens: tuple[int, ...]
-    recall: str | None = None
-
-    @property
-    def right(self) -> bool:
-        return self.question.answered_by(self.reply)
-
-
-@dataclass(frozen=True)
 class Spoken:
     """Generated tokens that belong together, the first of them at ``age``."""
 
     age: int
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question whose turn begins at ``age``, and its reply; ``recall``: of the secret, how far away it is."""
+
+    age: int
+    question: Question
+    reply: str
+    spoken: Spoken
+    recall: str | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.question.answered_by(self.reply)
 
 
 @dataclass
@@ -111,11 +116,13 @@ async def _ask(line: Line, tokens: Tokens, asked: Question, before: list[int], p
     """
     words = tokens.encode(f"\n\n{asked.text}" if passage else asked.text)
     begin, mark = line.age, len(before) + len(tokens.encode(f"{END}\n{USER}"))
-    answer = await line.feed(_turn(tokens, [*passage, *words], before), REPLY, (tokens.end,))
+    fed = _turn(tokens, [*passage, *words], before)
+    answer = await line.feed(fed, REPLY, (tokens.end,))
     scored = Scored(begin + mark, answer.scores[mark : mark + len(passage)])
     # A token that ended the reply is its end already.
     kept = [] if answer.eos else [line.last]
-    return Asked(begin, asked, tokens.decode(answer.tokens), answer.tokens), scored, kept
+    spoken = Spoken(begin + len(fed), answer.tokens)
+    return Asked(begin, asked, tokens.decode(answer.tokens), spoken), scored, kept
 
 
 async def listen(
@@ -174,7 +181,7 @@ async def speak(line: Line, opening: Opening, tokens: Tokens, text: HeldOut, see
             words = _turn(tokens, tokens.encode(asked.text), [line.last])
             answer = await line.feed(words, REPLY, sampling=sampling._replace(likeliest=True))
             reply = answer.tokens[: answer.tokens.index(tokens.end)] if tokens.end in answer.tokens else answer.tokens
-            left.asked.append(Asked(begin, asked, tokens.decode(reply), reply))
+            left.asked.append(Asked(begin, asked, tokens.decode(reply), Spoken(begin + len(words), reply)))
             number, asks = number + 1, line.age + ASKED_EVERY
         else:
             begin = line.age + 1
