@@ -96,6 +96,17 @@ def test_a_run_serves_every_policy_in_every_wave_and_stops_the_engine(served):
     assert saved == frames["run"].value_counts().to_dict()
 
 
+@pytest.mark.parametrize("seeds", [1, 32])
+def test_no_chunk_that_is_drawn_at_random_is_split_over_two_steps(served, make, monkeypatch, seeds):
+    """A CPU engine dies of that; and all sessions may be at such a chunk in the same step."""
+    drawn = [len(chunk.tokens) for chunk in served[3].served if chunk.sampling is not None]
+    made = []
+    monkeypatch.setattr("workbench.experiments.sinks.VllmEngine", lambda p, **options: made.append(p) or make())
+    experiment("sinks")(load_profile("smollm2"), windows="128", pinned="header", age=512, seeds=seeds)
+    (profile,) = made
+    assert profile.max_batched_tokens >= profile.max_sessions * max(drawn) and len(drawn) > 100
+
+
 def test_what_it_found_is_what_the_engine_did(served):
     metrics = served[0].metrics
     rows = [row_of(metrics, policy) for policy in policies((128,), (NOTHING, HEADER))]

@@ -108,7 +108,8 @@ def _sized(profile: Profile, compared: list[Policy], seeds: int, age: int) -> Pr
             continue
         if policy.window < max(MOST_IN, block):
             raise ExperimentError(f"window {policy.window} is shorter than a frame: use {max(MOST_IN, block)} or more")
-        if policy.window + pins + block >= age // 2:
+        # A session gives its first block back when it holds one more than its window and what is pinned.
+        if policy.window + max(4 * block, 128) > age // 2:
             raise ExperimentError(f"window {policy.window} is not left behind by half of age {age}: raise age")
         blocks += seeds * blocks_for(policy.window + pins + block + MOST_IN + MOST_OWED, block)
     sessions = seeds * len(compared)
@@ -118,7 +119,7 @@ def _sized(profile: Profile, compared: list[Policy], seeds: int, age: int) -> Pr
         max_positions=max(profile.max_positions, oldest),
         max_sessions=sessions,
         # Chunks that are drawn at random go whole into a step, and all sessions may be at theirs in the same one.
-        max_batched_tokens=max(profile.max_batched_tokens, sessions * 2 * max(block, scripts.SPOKEN)),
+        max_batched_tokens=max(profile.max_batched_tokens, sessions * MOST_IN),
         sessions=sessions,
         window=max((policy.window for policy in compared if policy.window), default=profile.window),
         tokens_owed=1,
