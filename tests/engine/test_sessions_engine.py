@@ -171,12 +171,14 @@ def test_an_engine_killed_from_outside_is_noticed_and_nothing_is_lost(profile, t
 
 
 SCRIPT = """
-import os, sys, time
+import signal, time
 from workbench.audio import sample_clip
 from workbench.bound import KVBound
 from workbench.profiles import load_profile
 from workbench.sessions import SessionManager
 
+# Whoever runs the tests in the background has it ignored, and a child inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 manager = SessionManager(load_profile("tiny")).start()
 manager.add(sample_clip("goforward"), KVBound(64, 4))
 try:
