@@ -24,6 +24,15 @@ async function evaluate(bytes) {
   }
 }
 
+// To the kernel. One that was restarted leaves the page with a comm that is closed, and then nobody is there to be told.
+function tell(model, message) {
+  try {
+    model.send(message);
+  } catch (error) {
+    if (error.message !== "Cannot send") throw error;
+  }
+}
+
 function askForPlotly(model, closed) {
   return new Promise((resolve, reject) => {
     const take = (message, buffers) => {
@@ -41,7 +50,7 @@ function askForPlotly(model, closed) {
     };
     model.on("msg:custom", take);
     closed.addEventListener("abort", gone);
-    model.send({ kind: "plotly" });
+    tell(model, { kind: "plotly" });
   });
 }
 
@@ -89,7 +98,7 @@ class LiveView {
     this.root.style.color = "var(--jp-ui-font-color1, #222)";
     this.root.style.font = "var(--jp-ui-font-size1, 13px) var(--jp-ui-font-family, sans-serif)";
     this.plot = element(this.root, "div", "width: 100%");
-    this.beats = new Beats(this.root, (arm, session, frame) => model.send({ kind: "cell", arm, session, frame }));
+    this.beats = new Beats(this.root, (arm, session, frame) => tell(model, { kind: "cell", arm, session, frame }));
     this.problem = element(this.root, "div", "color: var(--jp-error-color1, #b00020)");
     this.figure = null; // the kernel's, with the deltas applied; this view's own
     this.whole = false; // the figure came whole and was not drawn since
@@ -111,7 +120,7 @@ class LiveView {
   async start() {
     try {
       this.plotly = await thePlotly(this.model, this.closed);
-      if (!this.closed.aborted) this.model.send({ kind: "hello" });
+      if (!this.closed.aborted) tell(this.model, { kind: "hello" });
     } catch (error) {
       if (!this.closed.aborted) this.say(error);
     }
@@ -134,7 +143,7 @@ class LiveView {
     } else if (message.kind === "delta" && this.figure) {
       if (!this.apply(message)) {
         // A message was lost. Drawing on would show a wrong curve as if it were right.
-        this.model.send({ kind: "hello" });
+        tell(this.model, { kind: "hello" });
         return;
       }
     } else return;
@@ -187,7 +196,7 @@ class LiveView {
         this.root.dataset.seq = seq;
         this.root.dataset.points = figure.data.reduce((sum, trace) => sum + trace.x.length, 0);
         this.root.dataset.arms = this.beats.strips.length;
-        this.model.send({ kind: "ack", seq });
+        tell(this.model, { kind: "ack", seq });
       }
       this.schedule();
     });
@@ -218,7 +227,7 @@ class LiveView {
 
   listen() {
     this.plot.on("plotly_click", ({ points }) =>
-      this.model.send({ kind: "click", trace: points[0].curveNumber, x: points[0].x }),
+      tell(this.model, { kind: "click", trace: points[0].curveNumber, x: points[0].x }),
     );
     // Only the user's own hand gets here: what this view draws ends in plotly_update and plotly_restyle.
     this.plot.on("plotly_relayout", (changed) => {
