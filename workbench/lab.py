@@ -10,6 +10,8 @@ from typing import NoReturn
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 PANEL = "00_workbench.ipynb"
+# For its engine to end in good order; Jupyter sends SIGTERM at half of it and ends the kernel after it. Its own is 5 s.
+KERNEL_ENDS_WITHIN_S = 30
 
 
 class LabError(RuntimeError):
@@ -28,6 +30,7 @@ def lab_command(port: int | None = None, browser: bool = True, folder: Path | No
     if not folder.is_dir():
         raise LabError(f"no notebooks at {folder}: run from a checkout that was set up by `make setup`")
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder}"]
+    command.append(f"--KernelManager.shutdown_wait_time={KERNEL_ENDS_WITHIN_S}")
     if (folder / PANEL).exists():
         command.append(f"--LabApp.default_url=/lab/tree/{PANEL}")
     if port is not None:
@@ -55,6 +58,7 @@ def voila_command(port: int | None = None, browser: bool = True, notebook: Path 
     # Bare: the token in JUPYTER_TOKEN, or a random one that Voila prints. Its own page gives no XSRF cookie back when it
     # asks for its kernel's end, and would leave an engine running for each tab that is closed.
     command += ["--token", "--Voila.tornado_settings={'disable_check_xsrf': True}"]
+    command.append(f"--KernelManager.shutdown_wait_time={KERNEL_ENDS_WITHIN_S}")
     if port is not None:
         command.append(f"--Voila.port={port}")
     if not browser:

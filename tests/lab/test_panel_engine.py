@@ -179,4 +179,6 @@ def test_a_kernel_restart_leaves_no_process_and_loses_no_table(panel, tables):
     assert engine
     panel.restart()
     wait_for(lambda: not any(p.is_running() for p in engine), 60, lambda: f"engine processes were left: {engine}")
+    # The old kernel is gone when the new one answers, and what it had to save is saved.
+    assert "285" in panel.run_cell(2)
     assert len(load_tables(tables / "run-2")["frames"]) > 0

@@ -16,6 +16,7 @@ import psutil
 
 from workbench._figures import Label
 from workbench.live.desk import OPEN, STARTING, Desk
+from workbench.live.ending import end_when_told
 from workbench.live.feed import Feed
 from workbench.live.pace import Pace
 from workbench.live.status import Status, status_of
@@ -92,6 +93,7 @@ class Live:
             arm.desk.open()
         self._reader.start()
         atexit.register(self.end)
+        end_when_told(self)
         return self
 
     def end(self) -> None:
