@@ -194,7 +194,7 @@ def refusal(name: str) -> str:
 
 
 def test_unknown_model(cache):
-    assert refusal("gpt") == "no model is called 'gpt': choose one of smollm2, tiny"
+    assert refusal("gpt") == f"no model is called 'gpt': choose one of {', '.join(weights.MODELS)}"
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,15 @@ class WeightsError(RuntimeError):
 @dataclass(frozen=True)
 class Model:
     """How one model folder comes to be. `recipe` counts the versions of the folder's content: raise it with every
-    change to what is written, so that a folder of the old recipe is never taken for one of the new."""
+    change to what is written, so that a folder of the old recipe is never taken for one of the new. A Llama is read
+    as (config, tensors, tokenizer); another model writes its folder itself."""
 
     summary: str
     recipe: int
     imports: tuple[str, ...]
     source: dict[str, Any] | None
-    read: Callable[[], tuple[dict[str, Any], dict[str, Any], Any]]
+    read: Callable[[], tuple[dict[str, Any], dict[str, Any], Any]] | None = None
+    write: Callable[[Path], None] | None = None
 
 
 def model_path(name: str, progress: Callable[[str], None] | None = None) -> Path:
@@ -136,59 +138,35 @@ def _read_smollm2() -> tuple[dict[str, Any], dict[str, Any], Any]:
     file = _gguf_file()
     if _sha256(file) != _GGUF["sha256"]:
         raise WeightsError(_not_as_published(file))
-    try:
+    with _transformers_imports():
         from workbench._gguf import read_llama
-    except (ImportError, RuntimeError) as error:
-        # RuntimeError: what transformers makes of a torchvision that does not fit the torch beside it.
-        reason = " ".join(str(error).split())
-        raise WeightsError(f"transformers does not import: run `make setup`; it said: {reason}") from error
     return read_llama(file)
 
 
 def _read_tiny() -> tuple[dict[str, Any], dict[str, Any], Any]:
-    import numpy as np
+    from workbench.tiny_models.llama import read
 
-    head, heads, kv_heads, ffn, vocabulary, layers = 32, 4, 2, 128, 2048, 2
-    hidden = heads * head
-    # RandomState and not torch: its stream is frozen, where torch's changes with the CPU's vector width.
-    random = np.random.RandomState(0)
+    return read()
 
-    def matrix(rows: int, columns: int) -> np.ndarray:
-        # 0.2 is over twice 1 / sqrt(128): logits then spread over several units and attention is far from even, so
-        # that a token, a position or a cache block gone wrong shows in the output.
-        return random.normal(0.0, 0.2, (rows, columns)).astype(np.float32)
 
-    tensors = {"model.embed_tokens.weight": matrix(vocabulary, hidden), "lm_head.weight": matrix(vocabulary, hidden)}
-    norms = ["model.norm"]
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}"
-        tensors |= {
-            f"{prefix}.self_attn.q_proj.weight": matrix(heads * head, hidden),
-            f"{prefix}.self_attn.k_proj.weight": matrix(kv_heads * head, hidden),
-            f"{prefix}.self_attn.v_proj.weight": matrix(kv_heads * head, hidden),
-            f"{prefix}.self_attn.o_proj.weight": matrix(hidden, heads * head),
-            f"{prefix}.mlp.gate_proj.weight": matrix(ffn, hidden),
-            f"{prefix}.mlp.up_proj.weight": matrix(ffn, hidden),
-            f"{prefix}.mlp.down_proj.weight": matrix(hidden, ffn),
-        }
-        norms += [f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"]
-    tensors |= {f"{norm}.weight": np.ones(hidden, np.float32) for norm in norms}
-    config = {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 8192,
-        "rope_theta": 1e4,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        # Said outright: left out, transformers takes tokens 1 and 2, and one of them would end a session.
-        **dict.fromkeys(_TOKEN_IDS),
-    }
-    return config, tensors, None
+def _tiny_omni(summary: str, module: str) -> Model:
+    def write(folder: Path) -> None:
+        with _transformers_imports():
+            builder = import_module(f"workbench.tiny_models.{module}")
+        builder.write(folder)
+
+    imports = ("safetensors", "tokenizers", "torch", "transformers")
+    return Model(f"{summary}, tiny, with seeded random weights", recipe=1, imports=imports, source=None, write=write)
+
+
+@contextmanager
+def _transformers_imports() -> Iterator[None]:
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:
+        # RuntimeError: what transformers makes of a torchvision that does not fit the torch beside it.
+        reason = " ".join(str(error).split())
+        raise WeightsError(f"transformers does not import: run `make setup`; it said: {reason}") from error
 
 
 MODELS = {
@@ -207,6 +185,10 @@ MODELS = {
         source=None,
         read=_read_tiny,
     ),
+    "qwen2.5-omni-tiny": _tiny_omni("Qwen2.5-Omni's Thinker", "qwen2_5_omni"),
+    "qwen3-omni-tiny": _tiny_omni("Qwen3-Omni's Thinker", "qwen3_omni"),
+    "minicpm-o-4.5-tiny": _tiny_omni("MiniCPM-o 4.5", "minicpm_o"),
+    "moshi-tiny": _tiny_omni("Moshi with its Mimi", "moshi"),
 }
 
 
@@ -237,7 +219,8 @@ def _build(folder: Path, name: str, say: Callable[[str], None]) -> None:
     temporary = _hidden_sibling(folder)
     temporary.mkdir()
     try:
-        _write(temporary, *MODELS[name].read())
+        model = MODELS[name]
+        model.write(temporary) if model.write else _write(temporary, *model.read())
         (temporary / _MANIFEST).write_text(json.dumps(_manifest(temporary, name), indent=1))
         try:
             temporary.rename(folder)
@@ -250,20 +233,12 @@ def _build(folder: Path, name: str, say: Callable[[str], None]) -> None:
 
 
 def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Any], tokenizer: Any) -> None:
-    from safetensors.numpy import save_file
+    from workbench.tiny_models.parts import save
 
     (folder / "config.json").write_text(json.dumps(_LLAMA | config, indent=1))
     ids = {key: config[key] for key in _TOKEN_IDS if config[key] is not None}
     (folder / "generation_config.json").write_text(json.dumps(ids, indent=1))
-    try:
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    except Exception as error:
-        # Both are written in Rust, which raises no OSError for a full disk but an exception of its own.
-        raise OSError(f"{error}, while writing in {folder}") from error
-    # safetensors makes its file readable by its owner alone; a cache may be shared.
-    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
+    save(folder, tokenizer, tensors)
 
 
 def _manifest(folder: Path, name: str) -> dict[str, Any]:
