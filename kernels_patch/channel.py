@@ -33,6 +33,7 @@ def metronome_attach(self) -> dict:
         "blocks_total": self.scheduler.blocks_total,
         "max_model_len": self.scheduler.max_model_len,
         "max_positions": self.scheduler.max_positions,
+        "vocab_size": self.vllm_config.model_config.get_vocab_size(),
     }
 
 
@@ -44,6 +45,16 @@ def metronome_snapshot(self, request_ids: list[str] | None = None) -> dict:
 def metronome_set_bound(self, request_id: str, bound: dict | None) -> str:
     """Change a session's bound from outside its stream of chunks; see BoundedScheduler.set_bound."""
     return self.scheduler.set_bound(request_id, bound)
+
+
+def metronome_media(self) -> dict[str, int]:
+    """Audio features that the sessions hold, and encoder outputs cached: as the scheduler and as the worker has it."""
+    scheduler = self.scheduler
+    return {
+        "features": sum(len(request.mm_features) for request in scheduler.requests.values()),
+        "scheduler_entries": len(scheduler.encoder_cache_manager.cached),
+        "worker_entries": max(self.model_executor.collective_rpc("metronome_encoder_entries")),
+    }
 
 
 def metronome_record(self, on: bool) -> None:
@@ -67,6 +78,6 @@ def add_utilities() -> None:
     """Put the utilities on EngineCore; doing it again changes nothing."""
     from vllm.v1.engine.core import EngineCore
 
-    utilities = (metronome_attach, metronome_snapshot, metronome_set_bound, metronome_record, metronome_steps)
-    for utility in utilities:
+    asked = (metronome_attach, metronome_snapshot, metronome_set_bound, metronome_media)
+    for utility in (*asked, metronome_record, metronome_steps):
         setattr(EngineCore, utility.__name__, utility)

@@ -111,6 +111,11 @@ class _Moved:
 _SHARED = "kv_sharing_target_layer_name"
 
 
+def language_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The part of a multimodal model that keeps a KV cache; a model of text alone is that itself."""
+    return model.get_language_model() if getattr(model, "supports_multimodal", False) else model
+
+
 def _attention_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [m for m in model.modules() if hasattr(m, "impl") and hasattr(m.impl, "do_kv_cache_update")]
 
@@ -140,7 +145,7 @@ class SinkMover:
     def __init__(self, runner) -> None:
         self._runner = runner
         self._sessions: dict[str, _Moved] = {}
-        model = runner.get_model()
+        model = language_model(runner.get_model())
         self._rotary = Rotary(_only_rotary(model))
         layers = [layer for layer in _attention_layers(model) if getattr(layer, _SHARED, None) is None]
         self._caches = [layer.kv_cache for layer in layers]

@@ -36,5 +36,7 @@ def register() -> None:
     """
     check_version()
     from kernels_patch.channel import add_utilities
+    from kernels_patch.models import register_models
 
     add_utilities()
+    register_models()

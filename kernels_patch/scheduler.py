@@ -18,7 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
-from kernels_patch import positions
+from kernels_patch import features, positions
 from kernels_patch.account import snapshot
 from kernels_patch.guard import check_config, check_kv_cache
 from kernels_patch.parking import ParkingQueue
@@ -66,6 +66,7 @@ class BoundedScheduler(Scheduler):
             self.kv_holding_waiting = self._parking = ParkingQueue()
         self.clock = time.monotonic
         self.vocab_size = vllm_config.model_config.get_vocab_size()
+        self.uses_mrope = vllm_config.model_config.uses_mrope
         self.max_positions: int | None = None
         self.attached, self.workers_compute = False, True
         self.sinks_stay: str | None = None
@@ -199,6 +200,8 @@ class BoundedScheduler(Scheduler):
         self.kv_cache_manager.block_pool.free_blocks(reversed(freed))
         del session._all_token_ids[start : start + gap]
         del session.prompt_token_ids[start : start + gap]
+        if session.mm_features:
+            self._cut_features(session, start, start + gap)
         session.num_prompt_tokens -= gap
         session.num_computed_tokens = max(0, session.num_computed_tokens - gap)
         state.frame_start -= gap
@@ -209,6 +212,14 @@ class BoundedScheduler(Scheduler):
         if state.bound.moving:
             state.spans = positions.follow(state.spans, start)
         return gap
+
+    def _cut_features(self, session: Request, start: int, end: int) -> None:
+        # References are by place in the list. What a preempted session still needs it asks for again.
+        self.encoder_cache_manager.free(session)
+        held = session.mm_features
+        session.mm_features = features.cut(held, start, end)
+        gone = {feature.identifier for feature in held} - {feature.identifier for feature in session.mm_features}
+        features.forget(self.encoder_cache_manager, gone)
 
     def set_bound(self, request_id: str, value: dict | None) -> str:
         """Change a session's bound now. Returns "unknown", "at once" or "next frame".
@@ -233,20 +244,20 @@ class BoundedScheduler(Scheduler):
         if session.status == RequestStatus.WAITING:
             self._evict(session, state, state.frame_start)
         elif session.status == RequestStatus.PREEMPTED:
-            self._cut_preempted(session, state)
+            if self._evict(session, state, state.frame_start):
+                self._send_anew(session)
         else:
             return "next frame"
         _send_spans(session, state)
         return "at once"
 
-    def _cut_preempted(self, session: Request, state: SessionState) -> None:
-        """Cut a session that holds no block: it will be prefilled afresh, from a shorter list.
+    def _send_anew(self, session: Request) -> None:
+        """Let a preempted session, which will be prefilled afresh, go to the worker as a new chunk does.
 
-        The worker still has the long list. Sent as a new chunk it gets the short one, for which the tokens already
-        given in this frame become prompt and are taken off those owed.
+        The worker has its list from before a cut, and has given away what its audio was made of. Sent as a new chunk it
+        gets both as they are now, for which the tokens already given in this frame become prompt and are taken off
+        those owed.
         """
-        if self._evict(session, state, state.frame_start) == 0:
-            return
         given = list(session._output_token_ids)
         session.prompt_token_ids.extend(given)
         session.num_prompt_tokens += len(given)
@@ -265,6 +276,7 @@ class BoundedScheduler(Scheduler):
         return (
             (self._reason_not_to_evict(bound, request) if bound is not None else None)
             or self._foreign_token(request.prompt_token_ids)
+            or self._ends_in_audio(request.prompt_token_ids, request.mm_features)
             or (self._too_long(needed) if needed > self.max_model_len else None)
         )
 
@@ -274,9 +286,12 @@ class BoundedScheduler(Scheduler):
             bound = _bound_of(update.sampling_params)
         except BoundError as error:
             return str(error)
-        if bound is not None and (why := self._reason_not_to_evict(bound, session, update)):
+        if bound is not None and (why := self._reason_not_to_evict(bound, session)):
             return why
-        if why := self._foreign_token(update.prompt_token_ids):
+        if (bound is not None or self.sessions[session.request_id].evicted) and (why := _no_audio(update.mm_features)):
+            return why
+        tokens = update.prompt_token_ids
+        if why := self._foreign_token(tokens) or self._ends_in_audio(tokens, update.mm_features):
             return why
         resident = session.num_computed_tokens - session.num_output_placeholders
         evictable = 0 if bound is None else bound.evictable(resident, self.block_size)
@@ -288,16 +303,14 @@ class BoundedScheduler(Scheduler):
             return f"the next frame would reach position {last}, past the rotary table's {self.max_positions}"
         return None
 
-    def _reason_not_to_evict(
-        self, bound: KVBound, session: Request, update: StreamingUpdate | None = None
-    ) -> str | None:
+    def _reason_not_to_evict(self, bound: KVBound, session: Request) -> str | None:
         if self.cache_config.enable_prefix_caching:
             # What later chunks hash to would not be what their KV depends on.
             return "a bounded session cannot be served while prefix caching is on"
         if not self.attached:
             return "bounded without the workers' position hook: shake hands (metronome_attach) first"
-        if session.mm_features or (update is not None and update.mm_features):
-            return "a bounded session cannot hold multimodal features yet"
+        if why := _no_audio(session.mm_features):
+            return why
         return self.sinks_stay if bound.moving else None
 
     def _foreign_token(self, tokens: list[int] | None) -> str | None:
@@ -306,6 +319,15 @@ class BoundedScheduler(Scheduler):
             return None
         foreign = next(t for t in tokens if not 0 <= t < self.vocab_size)
         return f"token {foreign} is none of the model's {self.vocab_size}"
+
+    def _ends_in_audio(self, tokens: list[int] | None, heard: list | None) -> str | None:
+        # Of such a prompt vLLM 0.32 makes one M-RoPE position too many for Qwen3-Omni, and the engine dies.
+        if not self.uses_mrope or not heard:
+            return None
+        last = heard[-1].mm_position
+        if last.offset + last.length < len(tokens):
+            return None
+        return "a chunk that ends in audio cannot be served: close it with the model's end of audio"
 
     def _too_long(self, needed: int) -> str:
         return f"the next frame would reach {needed} resident tokens, past max_model_len {self.max_model_len}"
@@ -331,6 +353,7 @@ class BoundedScheduler(Scheduler):
 
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
+        features.forget(self.encoder_cache_manager, [feature.identifier for feature in request.mm_features])
         if self.sessions.pop(request.request_id, None) is not None and not self.sessions:
             # Whoever comes now has the whole pool before them: what was refused is of the sessions that have gone.
             self.first_refused_at = None
@@ -349,10 +372,13 @@ class BoundedScheduler(Scheduler):
         self.preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
         state = self.sessions.get(request.request_id)
-        bound = None if state is None else state.bound
-        if bound is not None and not self._reason_not_to_evict(bound, request):
-            # A bound that came while it ran: uncut it might ask for more blocks than it will ever be given.
-            self._cut_preempted(request, state)
+        if state is None:
+            return
+        bound = state.bound
+        # A bound that came while it ran: uncut it might ask for more blocks than it will ever be given.
+        may_cut = bound is not None and not self._reason_not_to_evict(bound, request)
+        if (may_cut and self._evict(request, state, state.frame_start)) or request.mm_features:
+            self._send_anew(request)
             _send_spans(request, state)
 
     def snapshot(self, request_ids: Collection[str] | None = None) -> dict:
@@ -364,6 +390,12 @@ def _bound_of(params) -> KVBound | None:
     if params is None or params.extra_args is None:
         return None
     return KVBound.from_args(params.extra_args.get(EXTRA_ARGS_KEY))
+
+
+def _no_audio(heard: list | None) -> str | None:
+    other = next((feature.modality for feature in heard or () if feature.modality != "audio"), None)
+    # Its positions are not those of a sequence.
+    return None if other is None else f"a session that may lose tokens hears audio and no {other}"
 
 
 def _with(params, key: str, value):

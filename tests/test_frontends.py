@@ -266,5 +266,5 @@ def test_an_unknown_front_end_lists_those_there_are():
         lambda: make_frontend("mimi", vocab_size=VOCAB, clip=spoken_clip(), frame_budget_s=1.0),
         lambda: tokens_per_frame("mimi", 1.0),
     ):
-        with pytest.raises(FrontEndError, match="'mimi'; there are codec2, text, asr, load:COUNT, scratchpad:SHORT"):
+        with pytest.raises(FrontEndError, match="'mimi'; there are codec2, text, asr, moshi, load:COUNT, scratch"):
             refusing()

@@ -11,7 +11,7 @@ import pytest
 
 from workbench import _machine
 from workbench._machine import Fingerprint, LoadWatch, _parameters, core_numbers, cpu_flags, cpu_model, machine_floor
-from workbench.engine.host import model_folder, pool_bytes
+from workbench.engine.model import model_folder, pool_bytes
 from workbench.profiles import load_profile
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from workbench.engine.host import core_list, executor, find_plugin, pool_bytes
+from workbench.engine.host import core_list, executor, find_plugin
+from workbench.engine.model import pool_bytes
 
 CPUINFO = Path("/proc/cpuinfo")
 # CPU time is counted in hundredths of a second: over this long, a twentieth of a core shows.

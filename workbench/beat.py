@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from workbench.bound import KVBound
 from workbench.engine.base import SessionView, Snapshot, TokenEvent
+from workbench.engine.media import chunk_length
 from workbench.saturation import Forecast, Grown
 from workbench.session import Session, Talk
 from workbench.telemetry import CAPPED, CLOSED, DEAD, DROPPED, ON_TIME, FrameRow, PoolRow, SessionRow, Tables
@@ -173,7 +174,7 @@ class Beat:
             return
         profile = self.profile
         frame = FrameRow(self.tables.run, session.name, number, due)
-        frame.tokens_in, frame.tokens_owed = len(tokens), profile.tokens_owed
+        frame.tokens_in, frame.tokens_owed = chunk_length(tokens), profile.tokens_owed
         self.tables.frame_rows.append(frame)
         session.unreturned.append(frame)
         self._caps.append((due + profile.wait_cap * profile.frame_budget_s, session, frame))
@@ -196,7 +197,7 @@ class Beat:
     def _submit(self, session: Session, frame: FrameRow, tokens: list[int], now: float) -> None:
         if session.talk is not None:
             tokens, frame.tokens_owed = session.talk.chunk(frame.frame, self.profile.tokens_owed)
-            frame.tokens_in = len(tokens)
+            frame.tokens_in = chunk_length(tokens)
             if not tokens:
                 if frame.returned_at_s is None:
                     self._return(session, frame, now, ON_TIME)
@@ -253,6 +254,8 @@ class Beat:
                 if session is None:
                     continue
                 frame = session.in_flight
+                if event.codes is not None and session.talk is not None:
+                    session.talk.spoke(event.codes)
                 if frame is not None and event.tokens:
                     self._deliver(session, frame, event.tokens, now)
                 if event.done:

@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from workbench._interaction import interaction_profiles
 from workbench.bound import KVBound, check_bound, growth_per_frame, plateau_excess
 
 LONGEST_BUDGET_S = 3600.0
@@ -31,6 +32,7 @@ class Profile:
     at which a bounded session ends. phase_groups: G, the number of instants per budget at which frames fall due.
     wait_cap: the part of B after which a frame returns with what is there. backlog: chunks a session may have
     waiting behind an unanswered one. cores: "all" or a list such as "0-3", bound by the CPU engine.
+    trust_remote_code: let Python code that the model's folder brings run.
     max_batched_tokens: tokens of one engine step. seed: of every random choice.
 
     Sources of variance, all off by default. start_jitter: the part of B within which a session starts off the beat of
@@ -51,6 +53,7 @@ class Profile:
     max_positions: int
     sinks: int = 4
     moving_sinks: bool = False
+    trust_remote_code: bool = False
     executor: str = "vllm"
     hardware: str = ""
     calibration: str = ""
@@ -209,6 +212,7 @@ PROFILES = {
             tokens_owed=3,
             phase_groups=2,
         ),
+        *interaction_profiles(Profile),
     )
 }
 

@@ -31,6 +31,10 @@ class Talk(Protocol):
         """Tokens came for ``frame``, in time or late, ``at_s`` after the session's audio began: those to show."""
         ...
 
+    def spoke(self, codes: tuple[int, ...]) -> None:
+        """The codes of speech that came with the frame's token, of a model that makes some."""
+        ...
+
     def close(self) -> None:
         """The session has ended."""
         ...

@@ -34,6 +34,19 @@ def visible_positions(frames, block: int) -> tuple[list[int], list[list[int]], l
 
 def reference_logprobs(model, frames, block: int) -> list[torch.Tensor]:
     """Per frame the log-probability of each sampled token, from one forward pass with the equivalent mask."""
+
+    def hidden(tokens: list[int], mask: torch.Tensor) -> torch.Tensor:
+        return model.model(
+            input_ids=torch.tensor([tokens]),
+            position_ids=torch.arange(len(tokens))[None],
+            attention_mask=mask[None, None],
+        ).last_hidden_state[0]
+
+    return reference_rows(hidden, model.lm_head, frames, block)
+
+
+def reference_rows(hidden_of, head, frames, block: int) -> list[torch.Tensor]:
+    """As ``reference_logprobs``: ``hidden_of`` makes of all kept tokens and the mask (n, n) the last hidden states."""
     tokens, before, own = visible_positions(frames, block)
     n = len(tokens)
     mask = torch.full((n, n), torch.finfo(torch.float32).min)
@@ -43,17 +56,13 @@ def reference_logprobs(model, frames, block: int) -> list[torch.Tensor]:
         first, last = positions[0], positions[-1] + 1
         mask[first:last, first:last] = torch.triu(torch.full((last - first,) * 2, mask.min().item()), diagonal=1)
     with torch.inference_mode():
-        hidden = model.model(
-            input_ids=torch.tensor([tokens]),
-            position_ids=torch.arange(n)[None],
-            attention_mask=mask[None, None],
-        ).last_hidden_state[0]
+        hidden = hidden_of(tokens, mask)
         result = []
         for frame, positions in zip(frames, own, strict=True):
             # The token sampled first is predicted by the last token that went in.
             start = positions[0] + len(frame.tokens_in) - 1
             rows = hidden[start : start + len(frame.tokens_out)]
-            scores = torch.log_softmax(model.lm_head(rows), dim=-1)
+            scores = torch.log_softmax(head(rows), dim=-1)
             result.append(scores[torch.arange(len(frame.tokens_out)), torch.tensor(frame.tokens_out)])
     return result
 

@@ -51,6 +51,7 @@ class TokenEvent(NamedTuple):
 
     ``ended``: the engine ended the session, for this reason. ``logprobs``: of each token, where asked for. ``scores``:
     log-probabilities of the chunk's own tokens, where asked for, with the first of its events that has tokens.
+    ``codes``: of the speech that a model with a depth transformer made beside the token.
     """
 
     session: str
@@ -61,6 +62,7 @@ class TokenEvent(NamedTuple):
     ended: str | None = None
     logprobs: tuple[float, ...] | None = None
     scores: tuple[float, ...] | None = None
+    codes: tuple[int, ...] | None = None
 
 
 class SessionView(NamedTuple):

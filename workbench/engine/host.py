@@ -1,12 +1,10 @@
-"""What an engine needs of this machine: the plugin, the model's folder, cores, memory, and the processes it leaves."""
+"""What an engine needs of this machine: the plugin, its cores, and the processes and the log it leaves."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
-from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
@@ -30,37 +28,9 @@ def find_plugin():
     return importlib.import_module(found[0].module)
 
 
-def model_folder(model: str, say: Callable[[str], None]) -> Path:
-    """A folder for vLLM: a name of workbench.weights, or a Hugging Face folder. Raises EngineError."""
-    from workbench.weights import MODELS, WeightsError, model_path
-
-    if model in MODELS:
-        try:
-            return model_path(model, progress=say)
-        except WeightsError as error:
-            raise EngineError(str(error)) from error
-    folder = Path(model).expanduser()
-    if not (folder / "config.json").is_file():
-        raise EngineError(f"no model {model!r}: give one of {', '.join(MODELS)} or a folder with a config.json")
-    return folder
-
-
 def core_list(cores: str) -> str:
     """The cores to bind: "all" means those this process may run on, one list for the one worker."""
     return ",".join(str(c) for c in sorted(os.sched_getaffinity(0))) if cores == "all" else cores
-
-
-def pool_bytes(model: Path, profile) -> int:
-    """Host memory of the pool: blocks (null block included) x layers x K and V x KV heads x head size x item size."""
-    import torch
-
-    config = json.loads((model / "config.json").read_text())
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    item = getattr(torch, profile.dtype).itemsize
-    per_token = config["num_hidden_layers"] * 2 * kv_heads * head_dim * item
-    return (profile.pool_blocks + 1) * profile.block_size * per_token
 
 
 @lru_cache

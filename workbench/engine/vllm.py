@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
+import copy
 import shutil
 import tempfile
 import time
@@ -13,21 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workbench.bound import ENDED, EXTRA_ARGS_KEY, KVBound
+from workbench.engine.arguments import engine_args, environment
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
-from workbench.engine.child import LOG_ENV, PARENT_ENV
-from workbench.engine.host import (
-    PLUGIN,
-    cause,
-    core_list,
-    descendants,
-    executor,
-    find_plugin,
-    first_line,
-    model_folder,
-    pool_bytes,
-    reap,
-)
+from workbench.engine.host import cause, descendants, executor, find_plugin, first_line, reap
+from workbench.engine.media import AudioChunk, warm_up_chunks
+from workbench.engine.model import check_trust, model_folder
 from workbench.engine.spawn import engine_children
+from workbench.weights import MODELS
 
 # What vLLM says of a chunk that it gave up: no answer, however empty.
 GIVEN_UP = ("abort", "error")
@@ -89,6 +80,7 @@ class VllmEngine(Engine):
         self._scheduler, self._worker_extension = scheduler, worker_extension
         self._engine_args = engine_args or {}
         self._llm = None
+        self._speaks = False
         self._streams: dict[str, _Stream] = {}
         self._closing: set[asyncio.Task] = set()
         self._processes: list = []
@@ -107,11 +99,12 @@ class VllmEngine(Engine):
             raise EngineError(str(error)) from error
         say("loading weights")
         self.model_path = model_folder(self.profile.model, say)
+        check_trust(self.model_path, self._trusted)
         self._log_dir = Path(tempfile.mkdtemp(prefix="metronome-engine-"))
         say("starting vLLM")
         try:
-            with engine_children(self._environment()):
-                self._llm = self._construct(plugin, self.model_path)
+            with engine_children(environment(self.profile.cores, self._log_dir)):
+                self._llm = self._construct(plugin)
             # The task that fails when the engine dies: whoever waits for an answer watches it too.
             self._llm._run_output_handler()
             self._processes = descendants(self._llm)
@@ -133,6 +126,9 @@ class VllmEngine(Engine):
     async def _shake_hands(self) -> Facts:
         hello = await self._call("metronome_attach")
         worker = hello["workers"][0]
+        self._speaks = worker.get("speaks", False)
+        if self.scores and self._speaks:
+            raise EngineError("a model with a depth transformer gives codes where scores would come: leave out scores")
         if self.scores and not worker.get("scores"):
             raise EngineError(
                 f"{self._worker_extension} scores no chunks: derive it from the plugin's scoring extension"
@@ -144,7 +140,7 @@ class VllmEngine(Engine):
             blocks_total=hello["blocks_total"],
             max_model_len=hello["max_model_len"],
             max_positions=hello["max_positions"],
-            vocab_size=json.loads((self.model_path / "config.json").read_text())["vocab_size"],
+            vocab_size=hello["vocab_size"],
             scheduler=hello["scheduler"],
             runner=worker["runner"],
             threads=worker["threads"],
@@ -152,9 +148,9 @@ class VllmEngine(Engine):
         )
 
     async def _warm_up(self) -> None:
-        """Serve two frames of a session nobody sees: the first step of an engine takes seconds, later ones do not."""
+        """Serve some frames of a session nobody sees: the first step of an engine takes seconds, later ones do not."""
         on_event, on_dead = self.on_event, self.on_dead
-        for _ in range(2):
+        for chunk in warm_up_chunks(self.profile, self.facts, self.model_path):
             answer = asyncio.get_running_loop().create_future()
 
             def hear(event, answer=answer) -> None:
@@ -162,7 +158,7 @@ class VllmEngine(Engine):
                     answer.set_result(event.ended)
 
             self.on_event, self.on_dead = hear, lambda reason: None
-            self.submit("warm-up", [1] * self.facts.block_size, self.profile.tokens_owed)
+            self.submit("warm-up", chunk, self.profile.tokens_owed)
             ended = await self._while_alive(answer)
             if ended is not None:
                 raise EngineError(f"its warm-up ended: {ended}")
@@ -171,65 +167,21 @@ class VllmEngine(Engine):
             await asyncio.sleep(0)
         self.on_event, self.on_dead = on_event, on_dead
 
-    def _environment(self) -> dict[str, str]:
-        log = self._log_dir / "engine.log"
-        config = self._log_dir / "logging.json"
-        handler = {"class": "logging.FileHandler", "filename": str(log), "formatter": "plain"}
-        config.write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "disable_existing_loggers": False,
-                    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(processName)s %(message)s"}},
-                    "handlers": {"file": handler},
-                    "loggers": {"vllm": {"handlers": ["file"], "level": "INFO", "propagate": False}},
-                }
-            )
-        )
-        allowed = os.environ.get("VLLM_PLUGINS")
-        return {
-            LOG_ENV: str(log),
-            PARENT_ENV: str(os.getpid()),
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_LOGGING_CONFIG_PATH": str(config),
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-            "VLLM_USE_V2_MODEL_RUNNER": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": core_list(self.profile.cores),
-            "VLLM_NO_USAGE_STATS": "1",
-            **({} if allowed is None else {"VLLM_PLUGINS": f"{allowed},{PLUGIN}"}),
-        }
-
-    def _construct(self, plugin, model: Path):
+    def _construct(self, plugin):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        profile = self.profile
-        args = {
-            "model": str(model),
-            "skip_tokenizer_init": True,
-            "dtype": profile.dtype,
-            "max_model_len": profile.max_model_len,
-            "block_size": profile.block_size,
-            # vLLM takes one block of the pool for its null block.
-            "num_gpu_blocks_override": profile.pool_blocks + 1,
-            "max_num_seqs": profile.max_sessions,
-            "max_num_batched_tokens": profile.max_batched_tokens,
-            "enforce_eager": executor() == "vllm-cpu",
-            "enable_prefix_caching": False,
-            "async_scheduling": False,
-            "scheduler_cls": self._scheduler or plugin.SCHEDULER,
-            "worker_extension_cls": self._worker_extension
-            or (plugin.SCORING_EXTENSION if self.scores else plugin.WORKER_EXTENSION),
-            "hf_overrides": {"max_position_embeddings": profile.max_positions},
-            "generation_config": "vllm",
-            "disable_log_stats": True,
-            "seed": profile.seed,
-        }
-        if executor() == "vllm-cpu":
-            args["kv_cache_memory_bytes"] = pool_bytes(model, profile)
+        scheduler = self._scheduler or plugin.SCHEDULER
+        extension = self._worker_extension or (plugin.SCORING_EXTENSION if self.scores else plugin.WORKER_EXTENSION)
+        args = engine_args(self.profile, self.model_path, scheduler, extension, self._trusted)
         config = AsyncEngineArgs(**{**args, **self._engine_args}).create_engine_config()
         plugin.check_config(config)
         return AsyncLLM.from_vllm_config(config, disable_log_stats=True, enable_log_requests=False)
+
+    @property
+    def _trusted(self) -> bool:
+        # What this package writes into a folder is its own code.
+        return self.profile.trust_remote_code or self.profile.model in MODELS
 
     async def stop(self) -> None:
         tasks = [stream.task for stream in self._streams.values()] + list(self._closing)
@@ -270,7 +222,8 @@ class VllmEngine(Engine):
         if self._scores_key is not None:
             stream.submitted += 1
             params.extra_args = {**(params.extra_args or {}), self._scores_key: stream.submitted}
-        stream.chunks.put_nowait((list(tokens), params))
+        # A copy: vLLM's front end extends the first chunk's list.
+        stream.chunks.put_nowait((copy.copy(tokens), params))
 
     def _sampling(self, owed: int, bound: KVBound | None, stop_token_ids, sampling: Sampling | None = None):
         from vllm import SamplingParams
@@ -316,9 +269,14 @@ class VllmEngine(Engine):
         try:
             output = await anext(outputs)
             event = self._event(stream.session, output.outputs[0])
-            # Where vLLM would report scores of tokens of its own choice, the plugin's worker reports the chunk's.
-            scores = output.prompt_token_id_logprobs
-            return event if scores is None else event._replace(scores=tuple(scores.tolist()))
+            # Where vLLM would report scores of tokens of its own choice, the plugin's worker reports the chunk's, or
+            # the codes that a depth transformer made.
+            given = output.prompt_token_id_logprobs
+            if given is None:
+                return event
+            if self._speaks:
+                return event._replace(codes=tuple(int(code) for code in given.tolist()))
+            return event._replace(scores=tuple(given.tolist()))
         except StopAsyncIteration:
             return TokenEvent(stream.session, (), self.now(), done=True, ended="closed by the engine")
         except EngineDeadError as error:
@@ -341,11 +299,16 @@ class VllmEngine(Engine):
         from vllm.inputs import TokensPrompt
 
         while True:
-            tokens, params = await stream.chunks.get()
+            chunk, params = await stream.chunks.get()
             # vLLM merges outputs that nobody has fetched yet, across chunks: so one is outstanding at a time.
             await stream.answered.wait()
             stream.answered.clear()
-            yield StreamingInput(prompt=TokensPrompt(prompt_token_ids=tokens), sampling_params=params)
+            prompt = TokensPrompt(prompt_token_ids=list(chunk))
+            if isinstance(chunk, AudioChunk):
+                prompt["multi_modal_data"] = {"audio": chunk.audio}
+                # Not on this loop, which keeps the beat: the feature extractor takes its time.
+                (prompt,) = await self._llm.renderer.render_cmpl_async([prompt])
+            yield StreamingInput(prompt=prompt, sampling_params=params)
 
     def _event(self, session: str, output) -> TokenEvent:
         stop = output.stop_reason
@@ -404,6 +367,10 @@ class VllmEngine(Engine):
         is counted. Raises EngineDead.
         """
         return [tuple(step) for step in await self._call("metronome_steps")]
+
+    async def media(self) -> dict[str, int]:
+        """Audio features and encoder outputs that the engine keeps (the plugin's ``metronome_media``)."""
+        return await self._call("metronome_media")
 
     async def _call(self, name: str, *args):
         if self._llm is None:

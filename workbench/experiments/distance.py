@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench._loop import run_to_end
 from workbench.bound import KVBound, blocks_for
-from workbench.engine.host import model_folder
+from workbench.engine.model import model_folder
 from workbench.engine.vllm import VllmEngine
 from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, listed
 from workbench.experiments._distance_metrics import MOVING, NO_SINKS, SINKS, UNBOUNDED, metrics_of

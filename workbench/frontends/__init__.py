@@ -23,6 +23,7 @@ class FrontEnd(Protocol):
     early (EOS); () for none. `most_tokens`: the most that one frame of this session has. Where a class has `of_audio`
     False, its tokens stand for no audio, and a simulated engine takes no time to encode any. One that has `talks` True
     says itself what goes in and what is owed when a chunk goes out (workbench.beat.Talk); its `encode` only listens.
+    One that has `media` True hands the audio itself to the model (workbench.engine.media.AudioChunk).
     """
 
     name: str
@@ -43,28 +44,30 @@ class FrontEnd(Protocol):
 def _front_ends() -> dict[str, type]:
     from workbench.frontends.asr import AsrFrontEnd
     from workbench.frontends.codec2 import Codec2FrontEnd
+    from workbench.frontends.moshi import MoshiFrontEnd
     from workbench.frontends.text import TextFrontEnd
 
-    return {front_end.name: front_end for front_end in (Codec2FrontEnd, TextFrontEnd, AsrFrontEnd)}
+    return {each.name: each for each in (Codec2FrontEnd, TextFrontEnd, AsrFrontEnd, MoshiFrontEnd)}
 
 
-# What is said after the colon to those that make their tokens up.
-ARGUMENTS = {"load": "COUNT", "scratchpad": "SHORTEST-LONGEST", "video": "COUNT"}
+# What is said after the colon: how many tokens those make up that make theirs up, and of which model audio is heard.
+ARGUMENTS = {"load": "COUNT", "scratchpad": "SHORTEST-LONGEST", "video": "COUNT", "omni": "MODEL"}
 
 
-def _made_up(kind: str) -> type:
+def _with_argument(kind: str) -> type:
     from workbench.frontends.load import LoadFrontEnd
+    from workbench.frontends.omni import OmniFrontEnd
     from workbench.frontends.scratchpad import ScratchpadFrontEnd
     from workbench.frontends.video import VideoFrontEnd
 
-    return {each.name: each for each in (LoadFrontEnd, ScratchpadFrontEnd, VideoFrontEnd)}[kind]
+    return {each.name: each for each in (LoadFrontEnd, ScratchpadFrontEnd, VideoFrontEnd, OmniFrontEnd)}[kind]
 
 
 def _find(name: str) -> tuple[type, dict[str, str]]:
     """The front end's class, and what `name` says to it after a colon."""
     kind, colon, argument = name.partition(":")
     if colon and kind in ARGUMENTS:
-        return _made_up(kind), {"argument": argument}
+        return _with_argument(kind), {"argument": argument}
     front_ends = _front_ends()
     if name not in front_ends:
         known = (*front_ends, *(f"{kind}:{words}" for kind, words in ARGUMENTS.items()))
@@ -90,7 +93,7 @@ def make_frontend(
     front end refuses; AudioError for a bad start_s.
     """
     front_end, said = _find(name)
-    if said:
+    if said and not getattr(front_end, "media", False):
         said["session"] = session
     return front_end(
         vocab_size=vocab_size,
@@ -113,3 +116,9 @@ def audio_s_per_frame(name: str, frame_budget_s: float) -> float:
     """Seconds of audio that a frame's tokens stand for: B, or 0 where they stand for none. FrontEndError."""
     front_end, _ = _find(name)
     return frame_budget_s if getattr(front_end, "of_audio", True) else 0.0
+
+
+def hears_by_model(name: str) -> bool:
+    """Whether the frames go to the model as audio. FrontEndError as make_frontend."""
+    front_end, _ = _find(name)
+    return getattr(front_end, "media", False)
