@@ -218,6 +218,14 @@ def _hearing() -> str:
     return f"Whisper tiny.en of {WEIGHTS} and a voice detector, run by {HEARS} {metadata.version(HEARS)}"
 
 
+def _models() -> str:
+    import torchvision
+
+    from workbench.omni_models import OMNI
+
+    return f"{', '.join(OMNI)} and moshi, with torchvision {torchvision.__version__}"
+
+
 def _voice() -> str:
     from workbench.speech.parts import espeak
 
@@ -274,6 +282,7 @@ _PROBES: tuple[tuple[str, Callable[[], str], str, bool], ...] = (
     ("weights", _weights, SETUP, True),
     ("audio", _audio, SETUP, True),
     ("front end", _front_end, SETUP, True),
+    ("models that hear", _models, SETUP, False),
     ("hearing", _hearing, "", False),
     ("voice", _voice, "", False),
     ("Chromium", _chromium, "run `make browser`", False),
