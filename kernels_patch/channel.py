@@ -48,11 +48,15 @@ def metronome_set_bound(self, request_id: str, bound: dict | None) -> str:
 
 
 def metronome_media(self) -> dict[str, int]:
-    """Audio features that the sessions hold, and encoder outputs cached: as the scheduler and as the worker has it."""
+    """Audio features that the sessions hold; encoder outputs cached, by the scheduler's and by the worker's books.
+
+    ``encoder_cache``: the most that the scheduler keeps, in audio tokens.
+    """
     scheduler = self.scheduler
     return {
         "features": sum(len(request.mm_features) for request in scheduler.requests.values()),
         "scheduler_entries": len(scheduler.encoder_cache_manager.cached),
+        "encoder_cache": scheduler.encoder_cache_manager.cache_size,
         "worker_entries": max(self.model_executor.collective_rpc("metronome_encoder_entries")),
     }
 

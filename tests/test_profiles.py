@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.bound import BoundError, KVBound
+from workbench.cards import model_card
 from workbench.profiles import PROFILES, ProfileError, load_profile
 
 
@@ -12,7 +13,22 @@ def test_the_built_in_profiles_serve_their_own_bound():
     for profile in PROFILES.values():
         profile.check_bound(profile.bound)
         assert profile.plateau_warning([profile.bound] * profile.sessions) is None
-        assert profile.frame_tokens == round(25 * profile.frame_budget_s)
+        if profile.front_end == "codec2":
+            assert profile.frame_tokens == round(25 * profile.frame_budget_s)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-omni", "qwen3-omni", "minicpm-o-4.5", "moshi"])
+def test_an_interaction_model_is_served_alike_in_both_sizes(name):
+    real, tiny = load_profile(name), load_profile(f"{name}-tiny")
+    assert (real.front_end, real.frame_budget_s, real.frame_tokens) == (
+        tiny.front_end,
+        tiny.frame_budget_s,
+        tiny.frame_tokens,
+    )
+    # No code of a checkpoint's runs unasked, and a tiny one has none that is not ours.
+    assert not real.trust_remote_code and not tiny.trust_remote_code
+    card = model_card(name)
+    assert real.frame_budget_s == card.frame_budget_s and real.max_positions >= card.max_positions and real.tokens_owed == card.tokens_owed
 
 
 def test_keyword_arguments_change_a_profile():

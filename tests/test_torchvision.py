@@ -30,7 +30,9 @@ def test_it_imports_whoever_asks_for_it_first(script):
 def test_without_the_hook_it_does_not():
     """What the hook is for: when this fails, the hook can go."""
     with pytest.raises(AssertionError, match="torchvision::nms"):
-        python("import sys; sys.meta_path = [m for m in sys.meta_path if type(m).__name__ != '_DeclareFirst']\n" + MODELS)
+        python(
+            "import sys; sys.meta_path = [m for m in sys.meta_path if type(m).__name__ != '_DeclareFirst']\n" + MODELS
+        )
 
 
 def test_a_process_that_asks_for_nothing_has_loaded_nothing():

@@ -6,7 +6,6 @@ A tiny model has no checkpoint of its own elsewhere, so its decoder is filled fr
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ class Decoder:
     """The text part of the model in ``folder``: from embeddings (tokens, width) to log-probabilities."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.tensors = folder, load_file(folder / "model.safetensors")
+        self.folder = folder
         self.config = json.loads((folder / "config.json").read_text())
         self._axes = 3
         if self.config["architectures"] == ["MiniCPMO"]:
@@ -35,20 +34,21 @@ class Decoder:
 
         config = AutoConfig.from_pretrained(self.folder)
         made = Qwen2_5OmniThinkerForConditionalGeneration if "qwen2_5" in config.model_type else Qwen3Thinker
-        self.thinker = made(config.thinker_config).float().eval()
-        prefix = "thinker."
-        held = {name.removeprefix(prefix): each for name, each in self.tensors.items() if name.startswith(prefix)}
-        missing, unexpected = self.thinker.load_state_dict(held, strict=False)
-        assert not unexpected
-        # What is not in a checkpoint: the tower for images, which is never used here, and tables that are computed.
-        assert not [name for name in missing if not {"visual", "rotary", "positional"} & set(re.split(r"[._]", name))]
+        # Without the config of the part it would build the whole model at its default size.
+        self.thinker, told = made.from_pretrained(
+            self.folder, config=config.thinker_config, dtype=torch.float32, output_loading_info=True
+        )
+        # The tower for images is in no tiny checkpoint, and never used here.
+        assert not told["unexpected_keys"] and not [key for key in told["missing_keys"] if "visual" not in key]
+        self.thinker.eval()
         return self.thinker.model, self.thinker.lm_head
 
     def _qwen3(self):
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
         model = Qwen3ForCausalLM(Qwen3Config(**{key: value for key, value in self.config.items() if key != "auto_map"}))
-        held = {name.removeprefix("llm."): each for name, each in self.tensors.items() if name.startswith("llm.")}
+        tensors = load_file(self.folder / "model.safetensors")
+        held = {name.removeprefix("llm."): each for name, each in tensors.items() if name.startswith("llm.")}
         missing, unexpected = model.load_state_dict(held, strict=False)
         assert not unexpected and not missing, (missing, unexpected)
         model = model.float().eval()

@@ -61,7 +61,7 @@ class OmniFrontEnd:
         )
         self._audio_tokens = self._model.audio_tokens(self._frame_samples)
         self._header = self._ids(_HEADER)
-        self.most_tokens = len(self._header) + len(self._frame()) - 1 + self._audio_tokens
+        self.most_tokens = len(self._header) + self._frame_length
         self.meaningful = not _is_random(Path(model_path))
         end = self._tokenizer.token_to_id(_END_OF_TURN)
         self.stop_token_ids: tuple[int, ...] = () if end is None else (end,)
@@ -79,12 +79,17 @@ class OmniFrontEnd:
 
     def _known(self, text: str) -> list[int]:
         ids = self._ids(text)
-        if text and (not ids or self._tokenizer.decode(ids, skip_special_tokens=False) != text):
+        # A mark is one token. MiniCPM's placeholder is plain text.
+        if len(ids) > 1 and text.startswith("<|"):
             raise FrontEndError(f"omni front end: the model's tokenizer has no {text}: use the model's own folder")
         return ids
 
     def _frame(self) -> list[int]:
         return [*self._before, *self._placeholder, *self._after]
+
+    @property
+    def _frame_length(self) -> int:
+        return len(self._before) + self._audio_tokens + len(self._after)
 
     def encode(self, samples: np.ndarray, frame: int) -> AudioChunk:
         """The frame's chunk. FrontEndError for samples of another shape than (round(B x 16000),)."""
@@ -93,8 +98,7 @@ class OmniFrontEnd:
         # With the first frame that is encoded, not with frame 0: an overloaded session may drop its oldest audio.
         header, self._header = self._header, []
         tokens = [*header, *self._frame()]
-        length = len(tokens) - len(self._placeholder) + self._audio_tokens
-        return AudioChunk(tokens, (samples.astype(np.float32), SAMPLE_RATE), length)
+        return AudioChunk(tokens, (samples.astype(np.float32), SAMPLE_RATE), len(header) + self._frame_length)
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
