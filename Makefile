@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lab bench browser lint lock clean
+.PHONY: help setup demo test test-fast test-models lab bench gpu-check browser lint lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -67,6 +67,8 @@ setup: ## make the environment .venv, or bring it up to date (EXTRA=gpu: vLLM fo
 	  say "$$(grep -c == $(LOCK)) packages of $(LOCK)$(if $(UV),,, some minutes with pip)"
 	  pip --no-deps -r $(LOCK)
 	  pip --no-deps --no-build-isolation -e .
+	  # Without it the torchvision of the lock keeps transformers from importing.
+	  $(PY) -c 'from workbench._torchvision import install; install()'
 	fi
 	echo "$$want" > $(STAMP)
 	say "done"
@@ -75,17 +77,24 @@ demo: setup ## serve real speech with and without the bound, and write the repor
 	@$(WORKBENCH) report 01_cliff_and_slope --profile smollm2
 	echo 'make lab opens the notebook itself in JupyterLab.'
 
-test: setup browser ## run all tests, those with a real engine and a real browser too
-	@$(PY) -m pytest tests
+test: setup browser ## run the tests, those with a real engine and a real browser too
+	@$(PY) -m pytest tests -m 'not models'
 
 test-fast: setup ## run the tests that start neither an engine nor JupyterLab
 	@$(PY) -m pytest tests --ignore=tests/engine --ignore=tests/lab
+
+test-models: setup ## run what make test leaves out of the four interaction models, an engine for each
+	@$(PY) -m pytest tests -m models
 
 lab: setup ## open JupyterLab on notebooks/
 	@$(WORKBENCH) lab
 
 bench: setup ## measure the performance ratios of this machine
 	@$(WORKBENCH) bench
+
+# make itself exits 2 whenever a command fails; the command's own status says more (`--help`).
+gpu-check: setup ## check on a GPU what only a GPU can show, in ten minutes; says so where there is none
+	@$(PY) -m workbench.gpu_check
 
 browser: setup ## find or install the Chromium that tests look at pages with
 	@$(PY) -m workbench.browser
