@@ -56,6 +56,8 @@ def rotary_positions(model: torch.nn.Module) -> int | None:
 
 def _mover(runner) -> tuple[SinkMover | None, str | None]:
     """What moves sinks here, or why they cannot move."""
+    if runner.uses_mrope:
+        return None, "sinks cannot move in this model: it has M-RoPE, for which that was never checked"
     try:
         return SinkMover(runner), None
     except PluginError as error:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from workbench.engine import EngineError
-from workbench.engine.model import check_trust, decoder_config, decoder_override, hears, model_folder, read_config
+from workbench.engine.model import (
+    check_trust,
+    decoder_config,
+    decoder_override,
+    has_own_code_alone,
+    hears,
+    model_folder,
+    read_config,
+)
 from workbench.weights import model_path
 
 NESTED = {"architectures": ["Qwen2_5OmniModel"], "thinker_config": {"text_config": {"hidden_size": 8}}}
@@ -35,7 +44,9 @@ def test_a_hub_id_that_is_not_here_and_cannot_be_had_is_refused_in_one_line(monk
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", none)
     said = []
-    with pytest.raises(EngineError, match=r"^a-lab/its-model is not on this machine and cannot be downloaded \(no netw"):
+    with pytest.raises(
+        EngineError, match=r"^a-lab/its-model is not on this machine and cannot be downloaded \(no netw"
+    ):
         model_folder("a-lab/its-model", said.append)
     assert asked == [("a-lab/its-model", True), ("a-lab/its-model", False)]
     assert said == ["downloading a-lab/its-model"]
@@ -50,12 +61,27 @@ def test_a_hub_id_that_is_here_is_not_asked_for(monkeypatch, tmp_path):
 
 
 def test_code_in_a_folder_runs_for_who_says_so_only(tmp_path):
-    write(tmp_path / "m", {"auto_map": {"AutoConfig": "configuration.Config"}})
+    own = {"auto_map": {"AutoConfig": "configuration.Config"}}
+    write(tmp_path / "m", {**own, "model_type": "nobody-knows"})
     with pytest.raises(EngineError, match="^m needs the Python code in its folder: .* set trust_remote_code = true"):
         check_trust(tmp_path / "m", trusted=False)
     check_trust(tmp_path / "m", trusted=True)
-    write(tmp_path / "m", {})
-    check_trust(tmp_path / "m", trusted=False)
+    for needs_none in ({}, {**own, "model_type": "llama"}):
+        write(tmp_path / "m", needs_none)
+        check_trust(tmp_path / "m", trusted=False)
+
+
+def test_a_built_folder_is_trusted_while_its_code_is_the_package_s(tmp_path):
+    name = "minicpm-o-4.5-tiny"
+    assert has_own_code_alone(name, model_path(name)) and not has_own_code_alone("elsewhere", model_path(name))
+    folder = tmp_path / "copy"
+    shutil.copytree(model_path(name), folder)
+    (code, *_) = sorted(folder.glob("*.py"))
+    code.write_text(code.read_text() + "# changed\n")
+    assert not has_own_code_alone(name, folder)
+    code.write_text("")
+    (folder / "another.py").write_text("")
+    assert not has_own_code_alone(name, folder)
 
 
 def test_the_decoder_is_found_where_a_config_keeps_it():

@@ -65,11 +65,14 @@ def test_the_header_comes_with_the_first_frame_that_is_encoded():
 
 
 @pytest.mark.parametrize("name", OMNI)
-def test_a_frame_shorter_than_the_model_accepts_is_refused(name):
+def test_a_frame_that_the_model_does_not_take_is_refused(name):
     shortest = OMNI[name].shortest_samples
     make(name, shortest / 16_000)
-    with pytest.raises(FrontEndError, match=f"shorter than .* {name} accepts: raise frame_budget_s"):
-        make(name, (shortest - 1) / 16_000)
+    for budget in ((shortest - 1) / 16_000, 30.1):
+        with pytest.raises(
+            FrontEndError, match=f"{name} takes audio chunks of .* to 30 s, not {budget:g} s: change the"
+        ):
+            make(name, budget)
 
 
 def test_a_folder_of_another_model_is_refused():
@@ -96,8 +99,25 @@ def test_a_folder_without_its_tokens_is_refused(tmp_path):
     with pytest.raises(FrontEndError, match=r"has no <\|audio_bos\|>: use the model's own folder"):
         make("qwen2.5-omni", folder=folder)
     (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
     with pytest.raises(FrontEndError, match="no such tokenizer"):
         make("qwen2.5-omni", folder=folder)
+
+
+def test_a_tokenizer_in_parts_is_put_together(tmp_path):
+    """As checkpoints are published that have no tokenizer.json."""
+    whole, folder = model_path("qwen2.5-omni-tiny"), tmp_path / "model"
+    shutil.copytree(whole, folder)
+    parts = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(parts["model"]["vocab"]))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in parts["model"]["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {str(added.pop("id")): added for added in parts["added_tokens"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").unlink()
+    one, other = (make("qwen2.5-omni", folder=each).encode(audio(1.0), 0) for each in (whole, folder))
+    assert list(one) == list(other)
 
 
 def test_samples_of_another_length_are_refused():

@@ -51,7 +51,8 @@ def test_no_chunk_is_shorter_than_the_model_accepts(name):
     model, samples = OMNI[name], SHORTEST[name]
     assert model.shortest_s == samples / 16_000 and model.audio_tokens(samples) >= 1
     message = refusal(model.audio_tokens, samples - 1)
-    assert message.startswith(f"{name} takes audio chunks of {model.shortest_s:g} s or more, not ")
+    assert message.startswith(f"{name} takes audio chunks of {model.shortest_s:g} to 30 s, not ")
+    assert refusal(model.audio_tokens, 30 * 16_000 + 1).endswith("not 30.0001 s: change the frame budget")
 
 
 @pytest.mark.parametrize(("architecture", "name"), ARCHITECTURES.items())

@@ -10,6 +10,8 @@ from typing import Any
 
 from workbench.audio import SAMPLE_RATE
 
+# What is longer Whisper's feature extractor cuts off, and says nothing.
+LONGEST_S = 30
 # One log-mel frame of Whisper's feature extractor is 10 ms.
 _HOP = 160
 # MiniCPM-o 4.5: audio_pool_step, and the embeddings of one second.
@@ -25,8 +27,7 @@ class OmniModel:
     """How one model takes audio in a prompt: `before` + `placeholder` + `after`, texts of its own tokenizer.
 
     vLLM replaces the placeholder's ids, which must be those of that text encoded alone, by the audio's tokens.
-    `shortest_samples` is the fewest at 16 kHz that were accepted; `remote_code`: the model's folder brings Python code,
-    which runs only with trust_remote_code.
+    `shortest_samples` is the fewest at 16 kHz that were accepted.
     """
 
     name: str
@@ -35,7 +36,6 @@ class OmniModel:
     placeholder: str
     after: str
     shortest_samples: int
-    remote_code: bool
     tokens: Callable[[int], int]
 
     @property
@@ -44,14 +44,14 @@ class OmniModel:
         return self.shortest_samples / SAMPLE_RATE
 
     def audio_tokens(self, samples: int) -> int:
-        """Tokens that stand in the placeholder's stead for a chunk of up to 30 s; `before` and `after` are not in it.
+        """Tokens that stand in the placeholder's stead; `before` and `after` are not in it.
 
-        OmniError for a chunk shorter than the model accepts.
+        OmniError for a chunk shorter than the model accepts, or longer than its feature extractor keeps.
         """
-        if samples < self.shortest_samples:
+        if not self.shortest_samples <= samples <= LONGEST_S * SAMPLE_RATE:
             raise OmniError(
-                f"{self.name} takes audio chunks of {self.shortest_s:g} s or more, not {samples / SAMPLE_RATE:g} s: "
-                "use longer frames"
+                f"{self.name} takes audio chunks of {self.shortest_s:g} to {LONGEST_S} s, not "
+                f"{samples / SAMPLE_RATE:g} s: change the frame budget"
             )
         return self.tokens(samples)
 
@@ -95,7 +95,6 @@ OMNI = {
             placeholder="<|AUDIO|>",
             after="<|audio_eos|>",
             shortest_samples=2 * _HOP + 1,
-            remote_code=False,
             tokens=_qwen2_5_tokens,
         ),
         # A prompt that ends on this model's placeholder kills vLLM's engine, so `after` must never be left out.
@@ -106,7 +105,6 @@ OMNI = {
             placeholder="<|audio_pad|>",
             after="<|audio_end|>",
             shortest_samples=_HOP + 1,
-            remote_code=False,
             tokens=_qwen3_tokens,
         ),
         # vLLM puts the delimiters itself.
@@ -117,7 +115,6 @@ OMNI = {
             placeholder="(<audio>./</audio>)",
             after="",
             shortest_samples=8 * _HOP + 1,
-            remote_code=True,
             tokens=_minicpm_tokens,
         ),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
 
-from tests.engine.driver import Driver, Frame
+from tests.engine.driver import ANSWER_TIMEOUT_S, Driver, Frame
 from workbench.audio import AudioStream, sample_clip
 from workbench.engine.media import AudioChunk
 from workbench.frontends import make_frontend
@@ -55,6 +56,24 @@ class Omni:
         for name, frame in frames.items():
             frame.tokens_in = [0] * chunks[name][0].length
         return frames
+
+    def outgrow(self, sessions, owed: int) -> None:
+        """One more frame of each, with a reply so long that the last has to wait until the first was closed."""
+        *others, last = sessions
+        first = others[0]
+
+        async def serve() -> None:
+            for name in sessions:
+                self.driver._submit(name, self.chunk(name), None, owed)
+            done = self.driver._done
+            await asyncio.wait_for(asyncio.gather(*(done[name].wait() for name in others)), ANSWER_TIMEOUT_S)
+            assert not done[last].is_set()
+            self.engine.close(first)
+            await asyncio.wait_for(done[last].wait(), ANSWER_TIMEOUT_S)
+
+        self.driver.do(serve())
+        for name in sessions:
+            self.frames(name)[-1].tokens_in = [0] * self.sent[name][-1].length
 
     def frames(self, session: str) -> list[Frame]:
         return self.driver.frames[session]

@@ -74,7 +74,9 @@ class Decoder:
         from transformers import AutoFeatureExtractor
 
         extractor = AutoFeatureExtractor.from_pretrained(self.folder)
-        how = {"return_tensors": "pt", "return_attention_mask": True, "padding": "max_length"}
+        # As each model's processor has it: beyond the audio the one hears silence, the other the audio reflected.
+        padding = "max_length" if "qwen2_5" in self.config["model_type"] else True
+        how = {"return_tensors": "pt", "return_attention_mask": True, "padding": padding}
         features = extractor(samples, sampling_rate=16_000, **how)
         with torch.inference_mode():
             outputs = self.thinker.get_audio_features(

@@ -115,7 +115,7 @@ def test_what_is_heard_is_what_the_model_s_own_encoder_makes_of_it(omni, decoder
 
 
 def test_a_preempted_session_encodes_again_what_the_engine_let_go(omni, decoder):
-    """Three sessions hold more audio than the encoder cache keeps, and their long replies more blocks than there are."""
+    """Three sessions hold more audio than the encoder cache keeps, and their replies get longer than the pool is."""
     names = {"one": 0.0, "two": 3.0, "three": 6.0}
     held = omni.driver.do(omni.engine.media())["encoder_cache"] // (omni.profile.frame_tokens - 2)
     for _ in range(held // 3 + 2):
@@ -123,8 +123,8 @@ def test_a_preempted_session_encodes_again_what_the_engine_let_go(omni, decoder)
     before = omni.driver.snapshot()
     assert omni.driver.do(omni.engine.media())["features"] > held
     encoded, free = omni.rpc("metronome_encoded"), before.free_blocks * omni.profile.block_size
-    # The last frame, and in its reply a third of what is left and a block more each.
-    omni.round(dict.fromkeys(names), owed=free // 3 + omni.profile.block_size)
+    # A third of what is left each, and a block more. What has been answered keeps its blocks, so one has to go.
+    omni.outgrow(names, free // 3 + omni.profile.block_size)
     again = omni.rpc("metronome_encoded") - encoded - len(names)
     assert omni.driver.snapshot().preemptions > before.preemptions
     assert again > 0

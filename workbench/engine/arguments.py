@@ -9,6 +9,8 @@ from pathlib import Path
 from workbench.engine.child import LOG_ENV, PARENT_ENV
 from workbench.engine.host import PLUGIN, core_list, executor
 from workbench.engine.model import decoder_override, hears, pool_bytes, read_config
+from workbench.frontends.text import TOKENIZER_FILES
+from workbench.omni_models import LONGEST_S, OMNI
 
 # A frame's audio is new: to keep what the feature extractor made of it is of no use.
 _HEARS = {
@@ -55,7 +57,7 @@ def engine_args(profile, folder: Path, scheduler: str, worker_extension: str, tr
     args = {
         "model": str(folder),
         # A model that hears has its placeholders found among the tokens by its own processor.
-        "skip_tokenizer_init": not (folder / "tokenizer.json").is_file() if media else True,
+        "skip_tokenizer_init": not media or not any((folder / name).is_file() for name in TOKENIZER_FILES),
         "trust_remote_code": trusted,
         "dtype": profile.dtype,
         "max_model_len": profile.max_model_len,
@@ -76,4 +78,9 @@ def engine_args(profile, folder: Path, scheduler: str, worker_extension: str, tr
     }
     if executor() == "vllm-cpu":
         args["kv_cache_memory_bytes"] = pool_bytes(folder, profile)
-    return {**args, **(_HEARS if media else {})}
+    if media:
+        args |= _HEARS
+    if any(name in OMNI["qwen2.5-omni"].architectures for name in config.get("architectures") or ()):
+        # Its processor pads each piece of audio to this many seconds, 300 as published: of a frame that is nearly all.
+        args["mm_processor_kwargs"] = {"chunk_length": LONGEST_S}
+    return args

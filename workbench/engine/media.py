@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from workbench.audio import SAMPLE_RATE, Clip, frame_samples
-from workbench.engine.base import EngineError, Facts
+from workbench.engine.base import EngineError
+from workbench.engine.model import decoder_config, read_config
 
 WARM_UP_FRAMES = 2
 
@@ -39,7 +40,7 @@ def chunk_length(chunk: list[int]) -> int:
     return chunk.length if isinstance(chunk, AudioChunk) else len(chunk)
 
 
-def warm_up_chunks(profile, facts: Facts, model_path: Path) -> list[list[int]]:
+def warm_up_chunks(profile, model_path: Path) -> list[list[int]]:
     """The chunks that an engine is warmed up with: of the kind that its sessions will send.
 
     Raises FrontEndError where the front end does not fit the model: it would refuse each session.
@@ -47,12 +48,12 @@ def warm_up_chunks(profile, facts: Facts, model_path: Path) -> list[list[int]]:
     from workbench.frontends import hears_by_model, make_frontend
 
     if not hears_by_model(profile.front_end):
-        return [[1] * facts.block_size] * WARM_UP_FRAMES
+        return [[1] * profile.block_size] * WARM_UP_FRAMES
     samples = frame_samples(profile.frame_budget_s)
     silence = Clip("silence", np.zeros(samples, np.float32))
     front_end = make_frontend(
         profile.front_end,
-        vocab_size=facts.vocab_size,
+        vocab_size=decoder_config(read_config(model_path))["vocab_size"],
         clip=silence,
         frame_budget_s=profile.frame_budget_s,
         model_path=model_path,

@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
 from workbench.engine.base import EngineError
 
 # Where the config of a multimodal model keeps that of its decoder; the first that is there.
 _DECODERS = (("thinker_config", "text_config"), ("text_config",), ())
-# Architectures that take audio as multimodal data.
-_HEARING = (
-    "Qwen2_5OmniModel",
-    "Qwen2_5OmniForConditionalGeneration",
-    "Qwen3OmniMoeForConditionalGeneration",
-    "MiniCPMO",
-    "MoshiForConditionalGeneration",
-)
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
@@ -84,7 +77,11 @@ def decoder_config(config: dict) -> dict:
 
 def hears(config: dict) -> bool:
     """Whether a model takes audio as multimodal data, and its engine has to be told what of it."""
-    return any(name in _HEARING for name in config.get("architectures") or ())
+    from workbench.frontends.moshi import ARCHITECTURE
+    from workbench.omni_models import OMNI
+
+    known = {ARCHITECTURE, *(name for model in OMNI.values() for name in model.architectures)}
+    return any(name in known for name in config.get("architectures") or ())
 
 
 def decoder_override(config: dict, **values) -> dict:
@@ -107,10 +104,28 @@ def pool_bytes(folder: Path, profile) -> int:
     return (profile.pool_blocks + 1) * profile.block_size * per_token
 
 
+def has_own_code_alone(model: str, folder: Path) -> bool:
+    """Whether ``folder`` is one that this package builds, with no Python code in it but the package's own."""
+    from workbench.weights import MODELS
+
+    ours = files("workbench.tiny_models") / "minicpmo_code"
+    return model in MODELS and all(
+        (ours / file.name).is_file() and (ours / file.name).read_bytes() == file.read_bytes()
+        for file in folder.rglob("*.py")
+    )
+
+
 def check_trust(folder: Path, trusted: bool) -> None:
-    """Raise EngineError where the model brings code of its own that nobody has said may run."""
+    """Raise EngineError where the model cannot be served without code of its own, which nobody has said may run.
+
+    Many folders bring code that is not needed any more: transformers knows their model, and it stays where it is.
+    """
     config = read_config(folder)
-    if config.get("auto_map") and not trusted:
+    if trusted or not config.get("auto_map"):
+        return
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if config.get("model_type") not in CONFIG_MAPPING_NAMES:
         raise EngineError(
             f"{folder.name} needs the Python code in its folder: read it, and if you trust it set "
             "trust_remote_code = true in the profile"

@@ -16,9 +16,8 @@ from workbench.engine.arguments import engine_args, environment
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
 from workbench.engine.host import cause, descendants, executor, find_plugin, first_line, reap
 from workbench.engine.media import AudioChunk, warm_up_chunks
-from workbench.engine.model import check_trust, model_folder
+from workbench.engine.model import check_trust, has_own_code_alone, model_folder
 from workbench.engine.spawn import engine_children
-from workbench.weights import MODELS
 
 # What vLLM says of a chunk that it gave up: no answer, however empty.
 GIVEN_UP = ("abort", "error")
@@ -36,6 +35,16 @@ class Sampling(NamedTuple):
     temperature: float
     seed: int
     likeliest: bool = False
+
+
+def _chunks_of(profile, folder: Path) -> list[list[int]]:
+    """What to warm up with. A front end that does not fit the model is told before minutes have gone into a start."""
+    from workbench.frontends import FrontEndError
+
+    try:
+        return warm_up_chunks(profile, folder)
+    except FrontEndError as error:
+        raise EngineError(str(error)) from error
 
 
 class _Stream:
@@ -100,6 +109,7 @@ class VllmEngine(Engine):
         say("loading weights")
         self.model_path = model_folder(self.profile.model, say)
         check_trust(self.model_path, self._trusted)
+        chunks = _chunks_of(self.profile, self.model_path)
         self._log_dir = Path(tempfile.mkdtemp(prefix="metronome-engine-"))
         say("starting vLLM")
         try:
@@ -110,7 +120,7 @@ class VllmEngine(Engine):
             self._processes = descendants(self._llm)
             self.facts = await self._shake_hands()
             say("warming up")
-            await self._warm_up()
+            await self._warm_up(chunks)
         except plugin.PluginError as error:
             await self.stop()
             raise EngineError(str(error)) from error
@@ -147,10 +157,10 @@ class VllmEngine(Engine):
             sinks_stay=worker.get("sinks_stay"),
         )
 
-    async def _warm_up(self) -> None:
+    async def _warm_up(self, chunks: list[list[int]]) -> None:
         """Serve some frames of a session nobody sees: the first step of an engine takes seconds, later ones do not."""
         on_event, on_dead = self.on_event, self.on_dead
-        for chunk in warm_up_chunks(self.profile, self.facts, self.model_path):
+        for chunk in chunks:
             answer = asyncio.get_running_loop().create_future()
 
             def hear(event, answer=answer) -> None:
@@ -180,8 +190,7 @@ class VllmEngine(Engine):
 
     @property
     def _trusted(self) -> bool:
-        # What this package writes into a folder is its own code.
-        return self.profile.trust_remote_code or self.profile.model in MODELS
+        return self.profile.trust_remote_code or has_own_code_alone(self.profile.model, self.model_path)
 
     async def stop(self) -> None:
         tasks = [stream.task for stream in self._streams.values()] + list(self._closing)

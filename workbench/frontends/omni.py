@@ -12,11 +12,8 @@ import numpy as np
 from workbench.audio import SAMPLE_RATE, Clip, frame_samples
 from workbench.engine.media import AudioChunk
 from workbench.frontends import FrontEndError
-from workbench.frontends.text import load_tokenizer
+from workbench.frontends.text import END_OF_TURN, HEADER, load_tokenizer
 from workbench.omni_models import OMNI, OmniError, OmniModel, omni_model
-
-_TURN, _END_OF_TURN = "<|im_start|>", "<|im_end|>"
-_HEADER = f"{_TURN}system\nYou listen to a speaker and reply in a few words.{_END_OF_TURN}\n{_TURN}user\n"
 
 
 class OmniFrontEnd:
@@ -60,22 +57,21 @@ class OmniFrontEnd:
             self._known(text) for text in (self._model.before, self._model.placeholder, self._model.after)
         )
         self._audio_tokens = self._model.audio_tokens(self._frame_samples)
-        self._header = self._ids(_HEADER)
+        self._header = self._ids(HEADER)
         self.most_tokens = len(self._header) + self._frame_length
         self.meaningful = not _is_random(Path(model_path))
-        end = self._tokenizer.token_to_id(_END_OF_TURN)
+        end = self._tokenizer.token_to_id(END_OF_TURN)
         self.stop_token_ids: tuple[int, ...] = () if end is None else (end,)
 
     @staticmethod
     def tokens_per_frame(frame_budget_s: float, argument: str) -> int:
         """Of every frame but the first, which has the header too. FrontEndError for one the model does not take."""
         model = _asked(argument)
-        if frame_budget_s < model.shortest_s:
-            raise FrontEndError(
-                f"omni front end: a frame of {frame_budget_s:g} s is shorter than the {model.shortest_s:g} s that "
-                f"{model.name} accepts: raise frame_budget_s"
-            )
-        return bool(model.before) + bool(model.after) + model.audio_tokens(frame_samples(frame_budget_s))
+        try:
+            heard = model.audio_tokens(frame_samples(frame_budget_s))
+        except OmniError as error:
+            raise FrontEndError(f"omni front end: {error}") from None
+        return bool(model.before) + bool(model.after) + heard
 
     def _known(self, text: str) -> list[int]:
         ids = self._ids(text)

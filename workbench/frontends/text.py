@@ -12,8 +12,9 @@ from workbench.audio import AudioError, Clip, frame_samples, offset_samples, sam
 from workbench.frontends import FrontEndError
 
 _TURN = "<|im_start|>"
-_END_OF_TURN = "<|im_end|>"
-_HEADER = f"{_TURN}system\nYou listen to a speaker and reply in a few words.{_END_OF_TURN}\n{_TURN}user\n"
+END_OF_TURN = "<|im_end|>"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+HEADER = f"{_TURN}system\nYou listen to a speaker and reply in a few words.{END_OF_TURN}\n{_TURN}user\n"
 
 
 class TextFrontEnd:
@@ -50,10 +51,10 @@ class TextFrontEnd:
         self._offset = offset_samples(clip, start_s, loop)
         self._frame_budget_s = frame_budget_s
         self._loop = loop
-        end = self._tokenizer.token_to_id(_END_OF_TURN)
+        end = self._tokenizer.token_to_id(END_OF_TURN)
         self.stop_token_ids: tuple[int, ...] = () if end is None else (end,)
         self._chat = end is not None and self._tokenizer.token_to_id(_TURN) is not None
-        self._header = self._ids(_HEADER) if self._chat else []
+        self._header = self._ids(HEADER) if self._chat else []
 
     @staticmethod
     def tokens_per_frame(frame_budget_s: float) -> None:
@@ -64,7 +65,7 @@ class TextFrontEnd:
         """The most tokens that a frame of this clip becomes, the header counted in."""
         # Frames begin at different places of each loop, so a frame's words are looked for in two loops of the clip.
         frames = 2 * self._clip_samples // frame_samples(self._frame_budget_s) + 2
-        header = self._ids(_HEADER) if self._chat else []
+        header = self._ids(HEADER) if self._chat else []
         return len(header) + max(len(self._words_ids(k)) for k in range(frames))
 
     def _words_ids(self, frame: int) -> list[int]:
@@ -114,8 +115,11 @@ def load_tokenizer(model_path: Path | None, vocab_size: int):
     """The tokenizer (tokenizers) of the model in a folder. FrontEndError where it is missing, broken or too large."""
     if model_path is None:
         raise FrontEndError("text front end: needs model_path, the folder that holds the model's tokenizer.json")
-    file = Path(model_path) / "tokenizer.json"
-    if not file.is_file():
+    folder = Path(model_path)
+    # A folder may have the parts of a tokenizer, of which transformers makes one.
+    file = next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
+    if file is None:
+        file = folder / TOKENIZER_FILES[0]
         raise FrontEndError(f"{file}: no such tokenizer; give the folder that holds the model's tokenizer.json")
     tokenizer = _read_tokenizer(file, file.stat().st_mtime_ns)
     size = tokenizer.get_vocab_size()
@@ -130,6 +134,10 @@ def _read_tokenizer(file: Path, modified_ns: int):
     from tokenizers import Tokenizer
 
     try:
+        if file.name != TOKENIZER_FILES[0]:
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(file.parent).backend_tokenizer
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing narrower
         reason = " ".join(str(error).split())
