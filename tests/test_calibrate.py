@@ -202,6 +202,16 @@ def test_what_cannot_be_calibrated_is_refused_before_an_engine_starts():
         calibrate.calibrate(PROFILE.with_(pool_blocks=8, max_model_len=256))
 
 
+@pytest.mark.parametrize("front_end", ["omni:qwen3-omni", "moshi"])
+def test_a_front_end_that_hears_by_the_model_is_refused_before_an_engine_starts(front_end, monkeypatch):
+    monkeypatch.setattr(calibrate, "VllmEngine", lambda profile: pytest.fail("an engine was made"))
+    with pytest.raises(CostError) as refused:
+        calibrate.calibrate(PROFILE.with_(front_end=front_end))
+    assert str(refused.value) == (
+        f"front end {front_end} feeds audio to the model, whose encoder is not timed here: use a front end of tokens"
+    )
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 

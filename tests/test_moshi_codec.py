@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from workbench.moshi_codec import FRAME_IN, FRAME_OUT, CodecError, Mimi, Upsampler, load_mimi
+from workbench.moshi_codec import FRAME_IN, CodecError, Mimi, Upsampler, load_mimi
 from workbench.tiny_models.moshi import write
 
 FRAMES = 60  # past the tiny Mimi's window of 50 positions, two a frame
@@ -57,17 +56,6 @@ def test_sessions_do_not_hear_each_other(mimi, speech, codes):
         assert (one.encode(frame) == codes[k]).all()
 
 
-@pytest.mark.parametrize("pieces", [(1,) * FRAMES, (7, 1, 52)])
-def test_codes_in_pieces_give_the_audio_of_the_whole(mimi, codes, pieces):
-    with torch.inference_mode():
-        whole = mimi.model.decode(torch.from_numpy(codes.T[None].copy())).audio_values[0, 0].numpy()
-    decoder, ends = mimi.decoder(), np.cumsum((0, *pieces))
-    said = [decoder.decode(codes[begin:end]) for begin, end in pairwise(ends)]
-    assert [len(piece) for piece in said] == [FRAME_OUT * count for count in pieces]
-    assert np.abs(np.concatenate(said) - whole).max() < 1e-5
-    assert np.abs(whole).max() > 0.1
-
-
 def held(value, seen: set[int]) -> int:
     """Numbers in all tensors and arrays that an object of this package or of transformers' caches holds."""
     if id(value) in seen or isinstance(value, Mimi):
@@ -83,17 +71,16 @@ def held(value, seen: set[int]) -> int:
 
 
 def test_the_state_of_a_session_is_bounded_over_300_frames(mimi):
-    encoder, decoder = mimi.encoder(), mimi.decoder()
+    encoder = mimi.encoder()
     noise = np.random.RandomState(6)
     sizes = []
     for _ in range(300):
-        said = encoder.encode(noise.standard_normal(FRAME_IN).astype(np.float32) * 0.2)
-        decoder.decode(said[None])
-        sizes.append((held(encoder, set()), held(decoder, set())))
+        encoder.encode(noise.standard_normal(FRAME_IN).astype(np.float32) * 0.2)
+        sizes.append(held(encoder, set()))
     assert sizes[0] < sizes[24]
     # Full with the window of 50 positions, 25 frames; from then on not a byte more.
     assert set(sizes[25:]) == {sizes[25]}
-    assert all(0 < size < 200_000 for size in sizes[25])
+    assert 0 < sizes[25] < 200_000
 
 
 def test_16_khz_becomes_24_khz_a_millisecond_late(mimi):
@@ -118,23 +105,6 @@ def test_a_frame_of_another_rate_or_shape_is_refused(mimi, samples, found):
     with pytest.raises(CodecError) as refused:
         mimi.encoder().encode(samples)
     assert found in str(refused.value) and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("codes", "why"),
-    [
-        (np.zeros((1, 7), int), "(1, 7)"),
-        (np.zeros(8, int), "(8,)"),
-        (np.zeros((0, 8), int), "(0, 8)"),
-        (np.zeros((1, 8)), "float64"),
-        (np.full((1, 8), 64), "0 to 63, not 64"),
-        (np.full((1, 8), -1), "0 to 63, not -1"),
-    ],
-)
-def test_codes_that_are_none_are_refused(mimi, codes, why):
-    with pytest.raises(CodecError) as refused:
-        mimi.decoder().decode(codes)
-    assert why in str(refused.value) and "\n" not in str(refused.value)
 
 
 def without_mimi(folder):

@@ -160,21 +160,6 @@ def test_pads_are_heard_by_the_model_and_shown_to_nobody(folder, clip):
     assert front_end.decode((7, 8)) == "‹2 tokens of text, no tokenizer›"
 
 
-def test_speech_puts_the_delayed_codes_back_and_is_bounded(folder):
-    front_end = moshi(folder)
-    assert front_end.speech().shape == (0,)
-    rng = np.random.RandomState(8)
-    answers = rng.randint(0, CODES, (200, 8))
-    for k, codes in enumerate(answers[:4]):
-        front_end.spoke(tuple(codes))
-        assert len(front_end.speech()) == FRAME_OUT * k
-    undelayed = np.concatenate((answers[:3, :1], answers[1:4, 1:]), axis=1)
-    assert np.array_equal(front_end.speech(), front_end._mimi.decoder().decode(undelayed))
-    for codes in answers[4:]:
-        front_end.spoke(tuple(codes))
-    assert len(front_end.speech()) == 10 * front_end.speech_rate
-
-
 def test_wrong_codes_and_samples_are_refused(folder, clip):
     front_end = moshi(folder)
     with pytest.raises(FrontEndError, match="7 codes answer a frame, not 8"):

@@ -28,7 +28,11 @@ def test_an_interaction_model_is_served_alike_in_both_sizes(name):
     # No code of a checkpoint's runs unasked, and a tiny one has none that is not ours.
     assert not real.trust_remote_code and not tiny.trust_remote_code
     card = model_card(name)
-    assert real.frame_budget_s == card.frame_budget_s and real.max_positions >= card.max_positions and real.tokens_owed == card.tokens_owed
+    assert (
+        real.frame_budget_s == card.frame_budget_s
+        and real.max_positions >= card.max_positions
+        and real.tokens_owed == card.tokens_owed
+    )
 
 
 def test_keyword_arguments_change_a_profile():

@@ -120,6 +120,21 @@ def test_what_cannot_be_served_is_refused_in_one_line_before_any_engine_starts(w
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("front_end", "budget"), [("omni:qwen3-omni", 2.0), ("moshi", 0.08)])
+@pytest.mark.parametrize("executor", ["simulated", "vllm"])
+def test_a_front_end_that_hears_by_the_model_is_refused_before_any_engine_starts(
+    front_end, budget, executor, monkeypatch
+):
+    for made in ("RecordedSimulation", "RecordedVllm"):
+        monkeypatch.setattr(_recycle, made, lambda profile: pytest.fail("an engine was made"))
+    profile = SMALL.with_(front_end=front_end, frame_budget_s=budget, executor=executor)
+    with pytest.raises(ExperimentError) as refused:
+        experiment("recycle")(profile, runs=Runs(workers=1), **ASKED)
+    assert str(refused.value) == (
+        f"a recycled session cannot be fed audio, as front end {front_end} does: use a front end of tokens"
+    )
+
+
 @pytest.mark.parametrize("varied", ["eos_chance", "arrivals_per_s", "holding_s"])
 def test_what_would_spoil_the_count_is_refused(varied):
     with pytest.raises(ExperimentError, match=f"{varied} is of no use here"):

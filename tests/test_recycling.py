@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from tests.test_simulated import BASE, Linear
 from workbench.bound import KVBound
 from workbench.engine import EngineError
+from workbench.engine.media import AudioChunk
 from workbench.engine.recycling import Recycling, RecyclingEngine, RecyclingError
 from workbench.engine.simulated import SimulatedEngine
 from workbench.frontends.load import EOS
@@ -234,6 +236,18 @@ def test_chunks_handed_over_together_are_served_one_by_one(started):
     assert sum(len(e.tokens) for e in heard) == 7 * 4 and engine.recycled == 4
     assert [p[-1] for p in engine.engine.prompts["eager"]] == [10 + k for k in range(7)]
     assert finish(engine.snapshot()).sessions["eager"].resident == 80 + 29
+
+
+def test_audio_is_refused_and_its_session_never_was(started):
+    engine = started()
+    heard = AudioChunk([5, 6, 7], (np.zeros(16_000, np.float32), 16_000), 28)
+    with pytest.raises(EngineError) as refused:
+        engine.submit("heard", heard, 4)
+    assert str(refused.value) == "a recycled session cannot be fed audio: use a front end of tokens"
+    assert not engine.engine.prompts and not engine._sessions
+    # The same tokens without audio are served.
+    engine.submit("heard", list(heard), 4)
+    assert engine.engine.prompts["heard"] == [[5, 6, 7]]
 
 
 def test_a_closed_session_gives_all_its_blocks_back_and_its_name_begins_anew(started):

@@ -93,12 +93,16 @@ class Beat:
         return session
 
     def shut(self, name: str, now: float, reason: str) -> None:
-        """End a session; its frames that have not returned are closed with it. An unknown one is no error."""
+        """End a session; its frames that have not returned are closed with it. An unknown one is no error.
+
+        No chunk of it that waits goes out any more.
+        """
         with self.tables.lock:
             session = self.sessions.pop(name, None)
             if session is None:
                 return
             self._unanswered -= session.in_flight is not None
+            session.waiting.clear()
             self._in_group[session.group] -= 1
             row = self._open_rows.pop(name)
             row.ended_at_s, row.reason = now, reason
@@ -170,7 +174,7 @@ class Beat:
         try:
             tokens = session.frame_tokens(number)
         except Exception as error:  # noqa: BLE001, whatever its audio does to it, one session ends and no other
-            self.shut(session.name, now, f"front end failed: {type(error).__name__}: {error}")
+            self._fail(session, error, now)
             return
         profile = self.profile
         frame = FrameRow(self.tables.run, session.name, number, due)
@@ -190,13 +194,20 @@ class Beat:
         self._submit_next(session, now)
         frame.backlog = len(session.waiting)
 
+    def _fail(self, session: Session, error: Exception, now: float) -> None:
+        self.shut(session.name, now, f"front end failed: {type(error).__name__}: {error}")
+
     def _submit_next(self, session: Session, now: float) -> None:
         while session.in_flight is None and session.waiting:
             self._submit(session, *session.waiting.popleft(), now)
 
     def _submit(self, session: Session, frame: FrameRow, tokens: list[int], now: float) -> None:
         if session.talk is not None:
-            tokens, frame.tokens_owed = session.talk.chunk(frame.frame, self.profile.tokens_owed)
+            try:
+                tokens, frame.tokens_owed = session.talk.chunk(frame.frame, self.profile.tokens_owed)
+            except Exception as error:  # noqa: BLE001, as in _tick
+                self._fail(session, error, now)
+                return
             frame.tokens_in = chunk_length(tokens)
             if not tokens:
                 if frame.returned_at_s is None:
@@ -254,10 +265,14 @@ class Beat:
                 if session is None:
                     continue
                 frame = session.in_flight
-                if event.codes is not None and session.talk is not None:
-                    session.talk.spoke(event.codes)
-                if frame is not None and event.tokens:
-                    self._deliver(session, frame, event.tokens, now)
+                try:
+                    if event.codes is not None and session.talk is not None:
+                        session.talk.spoke(event.codes)
+                    if frame is not None and event.tokens:
+                        self._deliver(session, frame, event.tokens, now)
+                except Exception as error:  # noqa: BLE001, whatever its talk makes of them, as in _tick
+                    self._fail(session, error, now)
+                    continue
                 if event.done:
                     self._chunk_is_over(session, frame, event, now)
 

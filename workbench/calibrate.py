@@ -20,6 +20,7 @@ from workbench._terminal import table
 from workbench.costs import COST_OF, LEAST_STEPS, Calibration, CostError, CostModel, Group, Step, fit, group
 from workbench.engine.base import Facts
 from workbench.engine.vllm import VllmEngine
+from workbench.frontends import hears_by_model
 from workbench.profiles import Profile
 
 HELD_OUT = 3  # every third batch
@@ -31,10 +32,15 @@ def calibrate(profile: Profile, progress: Say | None = None, *, accept_busy: boo
 
     Takes one to four minutes, the longer the more often other work disturbs it. ``accept_busy`` counts disturbed steps
     too, for costs that hold while the same work runs. Raises EngineError, and CostError where the profile is
-    simulated or has no room for the experiment, or other work left too few steps undisturbed.
+    simulated, hears by its model or has no room for the experiment, or other work left too few steps undisturbed.
     """
     if profile.executor != "vllm":
         raise CostError(f"profile {profile.name} is simulated: calibrate the real one that it stands for")
+    if hears_by_model(profile.front_end):
+        raise CostError(
+            f"front end {profile.front_end} feeds audio to the model, whose encoder is not timed here: "
+            "use a front end of tokens"
+        )
     batch_sizes(profile)
     return run_to_end(_calibrate(profile, progress or (lambda message, fraction: None), accept_busy))
 

@@ -1,4 +1,4 @@
-"""Mimi, Moshi's codec, frame by frame: 80 ms of speech to eight codes and back. transformers' model, streamed.
+"""Mimi, Moshi's codec, frame by frame: 80 ms of speech to eight codes. transformers' model, streamed.
 
 The audio of this workbench is 16 kHz, Mimi's 24 kHz. A session's state is what its causal convolutions saw last and
 the keys and values of a window of frames, whatever its age.
@@ -26,7 +26,7 @@ _PREFIX = "audio_encoder."
 
 
 class CodecError(ValueError):
-    """Audio, codes or weights that Mimi cannot take. The message is one line that names the value and the way out."""
+    """Audio or weights that Mimi cannot take. The message is one line that names the value and the way out."""
 
 
 class Upsampler:
@@ -52,7 +52,7 @@ class Upsampler:
 
 
 class Mimi:
-    """The codec of a Moshi folder, one for all sessions; each has its own Encoder and Decoder.
+    """The codec of a Moshi folder, one for all sessions; each has its own Encoder.
 
     ``codebooks``: codes of a frame. ``codes``: values of a code.
     """
@@ -65,10 +65,6 @@ class Mimi:
     def encoder(self) -> Encoder:
         """For the frames of a session, in order."""
         return Encoder(self)
-
-    def decoder(self) -> Decoder:
-        """For the frames of a reply, in order."""
-        return Decoder(self)
 
 
 def load_mimi(folder: Path) -> Mimi:
@@ -169,71 +165,3 @@ class Encoder:
             )
             self._padding, self._keys = output.padding_cache, output.encoder_past_key_values
             return output.audio_codes[0, :, 0].cpu().numpy()
-
-
-class Decoder:
-    """A reply's mouth: ``decode`` its frames in order. transformers streams no decoder, so its convolutions are walked
-    here: each is given the end of what it had before.
-    """
-
-    def __init__(self, mimi: Mimi) -> None:
-        self._mimi = mimi
-        self._ends: dict[int, object] = {}
-        self._keys = None
-
-    def decode(self, codes: np.ndarray) -> np.ndarray:
-        """float32 (1920 n,) at 24 kHz for ``codes``, whole numbers of shape (n, codebooks). CodecError for others."""
-        codes = np.asarray(codes)
-        wrong = codes.ndim != 2 or codes.shape[1] != self._mimi.codebooks or not np.issubdtype(codes.dtype, np.integer)
-        if wrong or not len(codes):
-            raise CodecError(f"Mimi says codes of shape (n, {self._mimi.codebooks}), not {codes.dtype} {codes.shape}")
-        if codes.min() < 0 or codes.max() >= self._mimi.codes:
-            raise CodecError(f"Mimi's codes are 0 to {self._mimi.codes - 1}, not {codes.min()} to {codes.max()}")
-        import torch
-        from transformers import DynamicCache
-
-        model = self._mimi.model
-        if self._keys is None:
-            self._keys = DynamicCache(config=model.config)
-        with _frame_by_frame():
-            embedded = model.quantizer.decode(torch.from_numpy(codes.T[None].astype(np.int64)).to(model.device))
-            embedded = self._transposed(model.upsample, embedded)
-            spoken = model.decoder_transformer(embedded.transpose(1, 2), past_key_values=self._keys, use_cache=True)
-            hidden = spoken.last_hidden_state.transpose(1, 2)
-            for layer in model.decoder.layers:
-                hidden = self._layer(layer, hidden)
-            return hidden[0, 0].cpu().numpy()
-
-    def _layer(self, layer, hidden):
-        kind = type(layer).__name__
-        if kind == "MimiConv1d":
-            return self._conv(layer, hidden)
-        if kind == "MimiConvTranspose1d":
-            return self._transposed(layer, hidden)
-        if kind == "MimiResnetBlock":
-            inner = hidden
-            for part in layer.block:
-                inner = self._layer(part, inner)
-            return self._layer(layer.shortcut, hidden) + inner
-        return layer(hidden)
-
-    def _conv(self, layer, hidden):
-        return layer.conv(self._after_its_end(layer, hidden, int(layer.padding_total)))
-
-    def _transposed(self, layer, hidden):
-        # An output hangs on as many inputs as strides fit into the kernel: those before the newest are kept.
-        stride = layer.conv.stride[0]
-        before = -(-layer.conv.kernel_size[0] // stride) - 1
-        made = layer.conv(self._after_its_end(layer, hidden, before))
-        return made[..., before * stride : (before + hidden.shape[-1]) * stride]
-
-    def _after_its_end(self, layer, hidden, length: int):
-        """``hidden`` with the ``length`` columns before it that this layer was given, zeros before the first."""
-        import torch
-
-        end = self._ends.get(id(layer))
-        if end is None:
-            end = hidden.new_zeros((*hidden.shape[:-1], length))
-        heard = torch.cat((end, hidden), dim=-1)
-        self._ends[id(layer)] = heard[..., heard.shape[-1] - length :].clone()
-        return heard

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from workbench.bound import KVBound, growth_per_frame
 from workbench.engine.base import Engine, EngineError, Snapshot, TokenEvent
+from workbench.engine.media import AudioChunk
 
 
 class RecyclingError(ValueError):
@@ -147,8 +148,13 @@ class RecyclingEngine(Engine):
     # -- sessions ---------------------------------------------------------------------------------------------------
 
     def submit(self, session, tokens, owed, bound=None, stop_token_ids=()) -> None:
-        """See Engine.submit. A chunk that comes before the last one is answered waits here for it."""
+        """See Engine.submit. A chunk that comes before the last one is answered waits here for it.
+
+        EngineError for an AudioChunk: what is kept of a session are token ids, and its audio would be lost.
+        """
         self._check_bound(bound)
+        if isinstance(tokens, AudioChunk):
+            raise EngineError("a recycled session cannot be fed audio: use a front end of tokens")
         state = self._sessions.setdefault(session, _Session())
         state.waiting.append((list(tokens), owed, tuple(stop_token_ids)))
         if state.chunk is None:

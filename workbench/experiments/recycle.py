@@ -28,6 +28,7 @@ from workbench.experiments import (
     part,
 )
 from workbench.experiments._recycle import BOUNDED, RECYCLED, UNBOUNDED, Served, compare, longest, recycling, serve
+from workbench.frontends import hears_by_model
 from workbench.profiles import Profile
 from workbench.runs import Runs
 
@@ -125,6 +126,10 @@ def _slacks(text: str) -> list[float]:
 
 
 def _check(profile: Profile, slacks: list[int], frames: int) -> None:
+    if hears_by_model(profile.front_end):
+        raise ExperimentError(
+            f"a recycled session cannot be fed audio, as front end {profile.front_end} does: use a front end of tokens"
+        )
     check_sessions_stay(profile)
     for name in ("eos_chance", "shared_prefix"):
         if getattr(profile, name):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from workbench.audio import Clip
 from workbench.engine.media import AudioChunk
 from workbench.frontends import FrontEndError
 from workbench.frontends.text import load_tokenizer
-from workbench.moshi_codec import FRAME_S, MIMI_RATE, CodecError, load_mimi
+from workbench.moshi_codec import FRAME_S, CodecError, load_mimi
 
 ARCHITECTURE = "MoshiForConditionalGeneration"
-SPEECH_FRAMES = 125  # kept to be played: ten seconds
 # What its text stream says while nothing is said: 3 pads, 0 ends a pad.
 _SILENT = (0, 3)
 
@@ -39,7 +37,6 @@ class MoshiFrontEnd:
     talks = True
     media = True
     most_tokens = 1
-    speech_rate = MIMI_RATE
     stop_token_ids: tuple[int, ...] = ()
 
     def __init__(
@@ -77,7 +74,6 @@ class MoshiFrontEnd:
         self._users_before: np.ndarray | None = None
         self._heard: dict[int, np.ndarray | None] = {}
         self._said, self._spoken = 0, 0
-        self._own_codes: deque[tuple[int, ...]] = deque(maxlen=SPEECH_FRAMES + 1)
 
     @staticmethod
     def tokens_per_frame(frame_budget_s: float) -> int:
@@ -150,19 +146,11 @@ class MoshiFrontEnd:
             raise FrontEndError(f"moshi front end: {len(codes)} codes answer a frame, not {self._mimi.codebooks}")
         self._own = codes
         self._spoken += 1
-        self._own_codes.append(codes)
 
     def close(self) -> None:
         """The session has ended."""
 
-    # -- what there is to see and hear ------------------------------------------------------------------------------
-
-    def speech(self) -> np.ndarray:
-        """The last ten seconds at most that Moshi said, float32 at ``speech_rate``, decoded anew at each call."""
-        if len(self._own_codes) < 2:
-            return np.zeros(0, np.float32)
-        codes = np.array(self._own_codes)
-        return self._mimi.decoder().decode(np.concatenate((codes[:-1, :1], codes[1:, 1:]), axis=1))
+    # -- what there is to see ---------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The tokens' text; of a folder without a tokenizer a label with their number."""
