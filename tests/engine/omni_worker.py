@@ -47,6 +47,10 @@ class RecordingWorker(BoundedWorkerExtension):
         recorded, self.model_runner.metronome_recorded = self.model_runner.metronome_recorded, {}
         return {request_id: torch.cat(parts).float().tolist() for request_id, parts in recorded.items()}
 
+    def metronome_forget(self) -> None:
+        """Let go of the embeddings so far."""
+        self.model_runner.metronome_recorded = {}
+
     def metronome_encoded(self) -> int:
         """Features encoded since the engine began."""
         return self.model_runner.metronome_features

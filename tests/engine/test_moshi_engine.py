@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def driver(folder):
-    profile = load_profile("moshi-tiny", model=str(folder))
+    profile = load_profile("moshi-tiny", model=str(folder), pool_blocks=48)
     limits = {"limit_mm_per_prompt": {"audio": ONE_SHOT}}
     driver = MoshiDriver(profile, engine_args=limits)
     yield driver

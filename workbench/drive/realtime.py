@@ -15,6 +15,7 @@ from workbench.session import Session
 
 SAVE_EVERY_S = 30.0
 POLL_S = 0.02
+FASTEST_SAMPLE_S = 0.05  # what is asked more often keeps an engine of short frames from serving them
 
 
 class RealTime(Drive):
@@ -149,7 +150,7 @@ class RealTime(Drive):
             self.beat.measure(snapshot, self.now(), self.to_run, self.engine.rss_bytes())
             for session in self.beat.stalled_under_another_bound():
                 await self._past_the_chunks(session)
-            await asyncio.sleep(self.sample_period_s)
+            await asyncio.sleep(max(self.sample_period_s, FASTEST_SAMPLE_S))
         await asyncio.Event().wait()
 
     async def _past_the_chunks(self, session: Session) -> None:

@@ -32,6 +32,7 @@ EXPERIMENTS = {
         "conversation",
         "sinks",
         "distance",
+        "models",
     )
 }
 DEFAULT_PROFILE = "smollm2"
