@@ -10,7 +10,7 @@ from workbench.cards import model_card
 from workbench.experiments.models import MODELS
 from workbench.report import make_report
 
-pytestmark = pytest.mark.models
+pytestmark = [pytest.mark.models, pytest.mark.timeout(6600)]
 
 # What a busy machine can upset: it belongs to reports, not to tests.
 ON_THE_CLOCK = ("Eq. 1 predicts t_sat",)
