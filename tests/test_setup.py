@@ -220,8 +220,9 @@ def test_an_unknown_extra_is_refused(checkout):
     ("target", "command"),
     [
         ("demo", "-m workbench.cli report 01_cliff_and_slope --profile smollm2"),
-        ("test", "-m pytest tests"),
+        ("test", "-m pytest tests -m not models"),
         ("test-fast", "-m pytest tests --ignore=tests/engine --ignore=tests/lab"),
+        ("test-models", "-m pytest tests -m models"),
         ("lab", "-m workbench.cli lab"),
         ("bench", "-m workbench.cli bench"),
         ("browser", "-m workbench.browser"),
@@ -236,7 +237,7 @@ def test_targets_set_up_and_run_their_command(checkout, target, command):
 
 def test_the_browser_comes_before_the_tests(checkout):
     checkout.make("test")
-    assert checkout.log()[-2:] == ["-m workbench.browser", "-m pytest tests"]
+    assert checkout.log()[-2:] == ["-m workbench.browser", "-m pytest tests -m not models"]
 
 
 def test_lint_checks_style_and_format():
