@@ -45,7 +45,7 @@ class StockEngine(VllmEngine):
             vocab_size=config.model_config.get_vocab_size(),
         )
 
-    async def _warm_up(self) -> None:
+    async def _warm_up(self, chunks) -> None:
         await Rounds(self).frame(["warm-up"], self.profile.frame_tokens, self.profile.tokens_owed)
         self.close("warm-up")
 
