@@ -10,16 +10,14 @@ import pytest
 import torch
 
 from workbench.moshi_codec import FRAME_IN, CodecError, Mimi, Upsampler, load_mimi
-from workbench.tiny_models.moshi import write
+from workbench.weights import model_path
 
 FRAMES = 60  # past the tiny Mimi's window of 50 positions, two a frame
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("moshi-tiny")
-    write(folder)
-    return folder
+def folder():
+    return model_path("moshi-tiny")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from workbench.frontends import FrontEndError, make_frontend, tokens_per_frame
 from workbench.moshi_codec import FRAME_IN, FRAME_OUT
 from workbench.profiles import load_profile
 from workbench.telemetry import Tables
-from workbench.tiny_models.moshi import write
+from workbench.weights import model_path
 
 B, FRAMES, TEXTS, CODES = 0.08, 6, 512, 64
 START, NONE = TEXTS, CODES
@@ -24,10 +24,8 @@ PROFILE = load_profile("tiny", frame_budget_s=B, tokens_owed=1, phase_groups=1, 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("moshi-tiny")
-    write(folder)
-    return folder
+def folder():
+    return model_path("moshi-tiny")
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ async def _bench(profile: Profile, say) -> dict:
     try:
         for part, (name, engine) in enumerate((("stock", stock), ("plugin", plugin))):
             await engine.start(lambda message, n=name, p=part: say(f"{n} engine: {message}", 0.15 * p))
-        rows = await _step_time(profile, Rounds(stock), Rounds(plugin), say)
+        rows = await step_time(profile, Rounds(stock), Rounds(plugin), say)
         rows += await _age(profile, Rounds(plugin), say)
         facts = plugin.facts
     finally:
@@ -100,7 +100,7 @@ async def _bench(profile: Profile, say) -> dict:
     return {"machine": _machine(facts), "rows": rows, "left_out": []}
 
 
-async def _step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> list[dict]:
+async def step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> list[dict]:
     bound, names = profile.bound, [f"b{i}" for i in range(profile.sessions)]
     resident = bound.sink_tokens(profile.block_size) + bound.window + profile.block_size // 2
     # Old bounded sessions: far past their window, so that every frame evicts.

@@ -10,6 +10,8 @@ from typing import Any
 
 from workbench.audio import SAMPLE_RATE
 
+# Which hears codes, by a front end of its own.
+MOSHI = "MoshiForConditionalGeneration"
 # What is longer Whisper's feature extractor cuts off, and says nothing.
 LONGEST_S = 30
 # One log-mel frame of Whisper's feature extractor is 10 ms.

@@ -15,7 +15,8 @@ from tests.engine.reference import visible_positions
 from workbench.bound import KVBound
 from workbench.engine.media import AudioChunk
 from workbench.profiles import load_profile
-from workbench.tiny_models.moshi import WINDOW, write
+from workbench.tiny_models.moshi import WINDOW
+from workbench.weights import model_path
 
 FRAMES, TEXTS, CODES = 150, 512, 64
 TOLERANCE = 1e-4
@@ -48,15 +49,13 @@ def position(*streams: np.ndarray) -> AudioChunk:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("moshi-tiny")
-    write(folder)
-    return folder
+def folder():
+    return model_path("moshi-tiny")
 
 
 @pytest.fixture(scope="module")
-def driver(folder):
-    profile = load_profile("moshi-tiny", model=str(folder), pool_blocks=48)
+def driver():
+    profile = load_profile("moshi-tiny", pool_blocks=48)
     limits = {"limit_mm_per_prompt": {"audio": ONE_SHOT}}
     driver = MoshiDriver(profile, engine_args=limits)
     yield driver

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.engine.child import LOG_ENV, PARENT_ENV
 from workbench.engine.host import PLUGIN, core_list, executor
-from workbench.engine.model import decoder_override, hears, pool_bytes, read_config
+from workbench.engine.model import decoder_override, hears, is_one_of, pool_bytes, read_config
 from workbench.frontends.text import TOKENIZER_FILES
 from workbench.omni_models import LONGEST_S, OMNI
 
@@ -80,7 +80,7 @@ def engine_args(profile, folder: Path, scheduler: str, worker_extension: str, tr
         args["kv_cache_memory_bytes"] = pool_bytes(folder, profile)
     if media:
         args |= _HEARS
-    if any(name in OMNI["qwen2.5-omni"].architectures for name in config.get("architectures") or ()):
+    if is_one_of(config, *OMNI["qwen2.5-omni"].architectures):
         # Its processor pads each piece of audio to this many seconds, 300 as published: of a frame that is nearly all.
         args["mm_processor_kwargs"] = {"chunk_length": LONGEST_S}
     return args

@@ -49,11 +49,16 @@ def warm_up_chunks(profile, model_path: Path) -> list[list[int]]:
 
     if not hears_by_model(profile.front_end):
         return [[1] * profile.block_size] * WARM_UP_FRAMES
+    vocab_size = decoder_config(read_config(model_path)).get("vocab_size")
+    if vocab_size is None:
+        raise EngineError(
+            f"{model_path / 'config.json'} does not say its decoder's vocab_size: use the model's own folder"
+        )
     samples = frame_samples(profile.frame_budget_s)
     silence = Clip("silence", np.zeros(samples, np.float32))
     front_end = make_frontend(
         profile.front_end,
-        vocab_size=decoder_config(read_config(model_path))["vocab_size"],
+        vocab_size=vocab_size,
         clip=silence,
         frame_budget_s=profile.frame_budget_s,
         model_path=model_path,

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from workbench.engine.base import EngineError
+from workbench.omni_models import MOSHI, OMNI
 
 # Where the config of a multimodal model keeps that of its decoder; the first that is there.
 _DECODERS = (("thinker_config", "text_config"), ("text_config",), ())
@@ -77,11 +78,12 @@ def decoder_config(config: dict) -> dict:
 
 def hears(config: dict) -> bool:
     """Whether a model takes audio as multimodal data, and its engine has to be told what of it."""
-    from workbench.frontends.moshi import ARCHITECTURE
-    from workbench.omni_models import OMNI
+    return is_one_of(config, MOSHI, *(name for model in OMNI.values() for name in model.architectures))
 
-    known = {ARCHITECTURE, *(name for model in OMNI.values() for name in model.architectures)}
-    return any(name in known for name in config.get("architectures") or ())
+
+def is_one_of(config: dict, *architectures: str) -> bool:
+    """Whether a config names one of these."""
+    return not set(architectures).isdisjoint(config.get("architectures") or ())
 
 
 def decoder_override(config: dict, **values) -> dict:

@@ -79,7 +79,7 @@ def run(
             lambda message, part, start=start, end=end, arm=arm: say(f"{arm}: {message}", start + (end - start) * part),
             None if tables_dir is None else Path(tables_dir) / arm,
         )
-    return _result(profile, arms, bounded_frames)
+    return result_of(profile, arms, bounded_frames)
 
 
 def _check(profile: Profile, plan: Plan, frames: int | None) -> None:
@@ -129,13 +129,13 @@ def _run_arm(profile, plan, arm, bound, bounded_frames, say, tables_dir) -> Arm:
                 manager.add(who[0], bound, start_s=who[1])
             else:
                 manager.close_session(who)
-        walled = _watch(profile, plan, manager, bound, bounded_frames, began, say)
+        walled = watch(profile, plan, manager, bound, bounded_frames, began, say)
     if manager.beat.dead is not None:
         raise ExperimentError(f"the engine died in the {arm} arm: {manager.beat.dead}")
     return Arm(manager, walled)
 
 
-def _watch(profile, plan, manager, bound, bounded_frames, began, say) -> bool:
+def watch(profile, plan, manager, bound, bounded_frames, began, say) -> bool:
     """Wait until the arm has shown what it is for; whether it walled."""
     budget = profile.frame_budget_s
     length = bounded_frames * budget if bound else GIVE_UP_FACTOR * plan.fills_after_s
@@ -151,7 +151,7 @@ def _watch(profile, plan, manager, bound, bounded_frames, began, say) -> bool:
     return manager.beat.wall_at_s is not None
 
 
-def _result(profile: Profile, arms: dict[str, Arm], bounded_frames: int) -> Result:
+def result_of(profile: Profile, arms: dict[str, Arm], bounded_frames: int) -> Result:
     tables = {name: arm.manager.tables for name, arm in arms.items()}
     facts = arms["bounded"].manager.engine.facts
     unbounded, unbounded_claims = _unbounded(profile, arms["unbounded"])

@@ -71,7 +71,7 @@ def _serve(profile: Profile, say: Progress, tables_dir: Path | None) -> Result:
         tell = part(lambda message, done, arm=arm: say(f"{arm}: {message}", done), *half)
         arms[arm] = _arm(profile, arm, bound, frames, tell, None if tables_dir is None else tables_dir / arm)
         frames = bounded_frames(profile, float(arms["unbounded"].manager.pool()["at_s"].max()))
-    return cliff._result(profile, arms, frames)
+    return cliff.result_of(profile, arms, frames)
 
 
 def _arm(profile: Profile, arm: str, bound: KVBound | None, frames: int, say: Progress, save_to: Path | None):
@@ -79,7 +79,7 @@ def _arm(profile: Profile, arm: str, bound: KVBound | None, frames: int, say: Pr
         add = caller(manager, bound)
         for call in range(profile.sessions):
             add(call)
-        walled = cliff._watch(profile, cliff.Plan(profile), manager, bound, frames, manager.now(), say)
+        walled = cliff.watch(profile, cliff.Plan(profile), manager, bound, frames, manager.now(), say)
     if manager.beat.dead is not None:
         raise ExperimentError(f"the engine died in the {arm} arm: {manager.beat.dead}")
     return cliff.Arm(manager, walled)

@@ -18,8 +18,8 @@ from workbench.engine.media import AudioChunk
 from workbench.frontends import FrontEndError
 from workbench.frontends.text import load_tokenizer
 from workbench.moshi_codec import FRAME_S, CodecError, load_mimi
+from workbench.omni_models import MOSHI
 
-ARCHITECTURE = "MoshiForConditionalGeneration"
 # What its text stream says while nothing is said: 3 pads, 0 ends a pad.
 _SILENT = (0, 3)
 
@@ -164,8 +164,8 @@ def _config(folder: Path) -> dict:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise FrontEndError(f"moshi front end: {folder} has no config.json to read; give a Moshi folder") from error
-    if ARCHITECTURE not in (config.get("architectures") or ()):
+    if MOSHI not in (config.get("architectures") or ()):
         raise FrontEndError(
-            f"moshi front end: {folder} is no {ARCHITECTURE} but {config.get('architectures')}; give a Moshi folder"
+            f"moshi front end: {folder} is no {MOSHI} but {config.get('architectures')}; give a Moshi folder"
         )
     return config

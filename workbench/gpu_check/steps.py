@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workbench._loop import run_to_end
-from workbench.bench import StockEngine, _step_time
+from workbench.bench import StockEngine, step_time
 from workbench.engine.rounds import Rounds
 from workbench.gpu_check.served import Setting, running
 from workbench.gpu_check.table import Row, judged
@@ -25,7 +25,7 @@ async def _run(setting: Setting, say, stock: type) -> list[Row]:
     plain = {"logprobs": False}
     async with running(setting, say, stock, **plain) as theirs, running(setting, say, **plain) as ours:
         say("measuring by turns")
-        ratios = await _step_time(profile, Rounds(theirs), Rounds(ours), lambda message, part: None)
+        ratios = await step_time(profile, Rounds(theirs), Rounds(ours), lambda message, part: None)
     rows = []
     for ratio, what in zip(ratios, ("bounded", "unbounded"), strict=True):
         step = {who: 1000 * seconds / profile.tokens_owed for who, seconds in ratio["seconds"].items()}
