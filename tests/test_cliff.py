@@ -15,7 +15,7 @@ from workbench.profiles import ProfileError, load_profile
     ("params", "error", "says"),
     [
         ({"sessions": 0}, ProfileError, "sessions must be positive"),
-        ({"sessions": 3}, ExperimentError, "at least 4 sessions"),
+        ({"sessions": 1}, ExperimentError, "at least 2 sessions"),
         ({"sessions": 40}, ExperimentError, "too soon to predict"),
         ({"window": 16}, BoundError, "smaller than one block"),
         ({"window": 5000}, BoundError, "more than max_model_len"),

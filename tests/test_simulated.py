@@ -183,6 +183,16 @@ def test_the_cliff_holds_at_paper_scale_where_the_engine_never_rests():
     assert result.executor == "simulated" and result.holds, [c for c in result.claims if not c.holds]
 
 
+@pytest.mark.parametrize(("sessions", "late"), [(2, 1), (3, 2), (5, 2)])
+def test_the_cliff_of_few_sessions_has_one_that_joins_late_and_one_that_leaves(sessions, late):
+    blocks = 60 * sessions
+    profile = load_profile("sim:qwen3-omni@h100", pool_blocks=blocks, window=256, max_model_len=blocks * 16)
+    result = experiment("cliff")(profile, sessions=sessions)
+    assert result.holds, [c for c in result.claims if not c.holds]
+    for _, arm in result.sessions.groupby("run"):
+        assert (len(arm), (arm["offered_at_s"] > 0).sum(), (arm["reason"] == "closed").sum()) == (sessions + 1, late, 1)
+
+
 def test_time_passes_only_while_somebody_waits():
     with make() as manager:
         manager.add(None)

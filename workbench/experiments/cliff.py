@@ -17,9 +17,10 @@ from workbench.workload import voice
 PREDICTION_ERROR = 0.05
 GOOD_SHARE = 0.99
 INGESTED_OVER_POOL = 2.0
-# The script of the early trace, in frame budgets after the start: two sessions join late and one leaves again, so
-# that the forecast has to follow the sessions there are instead of extending one straight line.
+# The script of the early trace, in frame budgets after the start: two sessions join late (of two there are, one) and one
+# leaves again, so that the forecast has to follow the sessions there are instead of extending one straight line.
 JOINS_AT, LEAVES_AT = (2, 3), 4
+FEWEST = 2
 LAG_SLOPE_ERROR = 0.1
 WALL_FRAMES = 6  # frames to watch from the wall on
 GIVE_UP_FACTOR = 2.5  # an unbounded arm that has not walled after this multiple of Eq. 1's time never will
@@ -84,10 +85,8 @@ def run(
 
 def _check(profile: Profile, plan: Plan, frames: int | None) -> None:
     check_sessions_stay(profile)
-    if profile.sessions < len(JOINS_AT) + 2:
-        raise ExperimentError(
-            f"cliff needs at least {len(JOINS_AT) + 2} sessions (two of them join late), not {profile.sessions}"
-        )
+    if profile.sessions < FEWEST:
+        raise ExperimentError(f"cliff needs at least {FEWEST} sessions (one joins late), not {profile.sessions}")
     if frames is not None and frames < 1:
         raise ExperimentError(f"frames must be 1 or more, not {frames}")
     early = PREDICT_BELOW_USAGE * plan.fills_after_s / profile.frame_budget_s
@@ -118,10 +117,12 @@ def _run_arm(profile, plan, arm, bound, bounded_frames, say, tables_dir) -> Arm:
     # The same audio in both arms.
     voices = [voice(profile, call) for call in range(profile.sessions + 1)]
     with SessionManager(profile, arm, progress=lambda m: say(m, 0.0), save_to=tables_dir) as manager:
-        late = len(JOINS_AT)
-        names = [manager.add(clip, bound, start_s=at) for clip, at in voices[:-late]]
+        early = len(voices) - min(len(JOINS_AT), profile.sessions - 1)
+        names = [manager.add(clip, bound, start_s=at) for clip, at in voices[:early]]
         began = manager.now()
-        pending = [(began + j * budget, "join", voices[-late + i]) for i, j in enumerate(JOINS_AT)]
+        # Strict would refuse two sessions, of which one joins late.
+        joins = zip(JOINS_AT, voices[early:], strict=False)
+        pending = [(began + at * budget, "join", who) for at, who in joins]
         pending.append((began + LEAVES_AT * budget, "leave", names[-1]))
         for at, what, who in pending:
             manager.wait_until(at)
