@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from workbench.engine.child import LOG_ENV, PARENT_ENV
-from workbench.engine.host import PLUGIN, core_list, executor
+from workbench.engine.host import LOG, LOG_FORMAT, PLUGIN, core_list, executor
 from workbench.engine.model import decoder_override, hears, is_one_of, pool_bytes, read_config
 from workbench.frontends.text import TOKENIZER_FILES
 from workbench.omni_models import LONGEST_S, OMNI
@@ -22,7 +22,7 @@ _HEARS = {
 
 def environment(cores: str, log_dir: Path) -> dict[str, str]:
     """Of the engine's processes, which write their log into ``log_dir``."""
-    log = log_dir / "engine.log"
+    log = log_dir / LOG
     config = log_dir / "logging.json"
     handler = {"class": "logging.FileHandler", "filename": str(log), "formatter": "plain"}
     config.write_text(
@@ -30,7 +30,7 @@ def environment(cores: str, log_dir: Path) -> dict[str, str]:
             {
                 "version": 1,
                 "disable_existing_loggers": False,
-                "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(processName)s %(message)s"}},
+                "formatters": {"plain": {"format": LOG_FORMAT}},
                 "handlers": {"file": handler},
                 "loggers": {"vllm": {"handlers": ["file"], "level": "INFO", "propagate": False}},
             }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
@@ -15,6 +18,8 @@ PLUGIN = "metronome"
 STOP_TIMEOUT_S = 20.0
 KILLED = "one of its processes ended without a word: killed from outside, or memory ran out"
 _DEATH = "EngineDeadError"
+LOG = "engine.log"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(processName)s %(message)s"
 _LOG_PREFIX = re.compile(r"^\S+ \S+ ERROR \S+ ")
 # A line of a traceback that names the exception.
 _ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: |$)")
@@ -73,7 +78,7 @@ def first_line(error: BaseException) -> str:
 
 def cause(log_dir: Path, error: BaseException) -> str:
     """The root cause in one line: the first error a child logged, else what reached us; and where the log is."""
-    log = log_dir / "engine.log"
+    log = log_dir / LOG
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     raised = [line for line in (_LOG_PREFIX.sub("", line) for line in lines) if _ERROR_LINE.match(line)]
     # What vLLM raises of a death names no cause, only that there was one.
@@ -81,3 +86,27 @@ def cause(log_dir: Path, error: BaseException) -> str:
     if not said:
         said = [KILLED if _DEATH in type(error).__name__ else first_line(error)]
     return f"{said[0]} (log: {log})"
+
+
+@contextmanager
+def libraries_logged(log_dir: Path) -> Iterator[None]:
+    """What transformers and torch have to remark in this process meanwhile goes into the engine's log, as vLLM's does.
+
+    They remark on a processor's options and on defaults that no session meets, in the middle of a progress bar.
+    """
+    import torch  # noqa: F401, it makes its logger's handlers when it is imported
+    from transformers.utils.logging import get_verbosity
+
+    get_verbosity()  # and transformers makes them when it is first asked
+    file = logging.FileHandler(log_dir / LOG)
+    file.setFormatter(logging.Formatter(LOG_FORMAT))
+    loggers = [logging.getLogger(name) for name in ("transformers", "torch")]
+    kept = [(logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers, logger.propagate = [file], False
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagate) in zip(loggers, kept, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+        file.close()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from workbench.bound import ENDED, EXTRA_ARGS_KEY, KVBound
 from workbench.engine.arguments import engine_args, environment
 from workbench.engine.base import Engine, EngineDead, EngineError, Facts, SessionView, Snapshot, TokenEvent
-from workbench.engine.host import cause, descendants, executor, find_plugin, first_line, reap
+from workbench.engine.host import cause, descendants, executor, find_plugin, first_line, libraries_logged, reap
 from workbench.engine.media import AudioChunk, warm_up_chunks
 from workbench.engine.model import check_trust, has_own_code_alone, model_folder
 from workbench.engine.spawn import engine_children
@@ -113,14 +113,15 @@ class VllmEngine(Engine):
         self._log_dir = Path(tempfile.mkdtemp(prefix="metronome-engine-"))
         say("starting vLLM")
         try:
-            with engine_children(environment(self.profile.cores, self._log_dir)):
-                self._llm = self._construct(plugin)
-            # The task that fails when the engine dies: whoever waits for an answer watches it too.
-            self._llm._run_output_handler()
-            self._processes = descendants(self._llm)
-            self.facts = await self._shake_hands()
-            say("warming up")
-            await self._warm_up(chunks)
+            with libraries_logged(self._log_dir):
+                with engine_children(environment(self.profile.cores, self._log_dir)):
+                    self._llm = self._construct(plugin)
+                # The task that fails when the engine dies: whoever waits for an answer watches it too.
+                self._llm._run_output_handler()
+                self._processes = descendants(self._llm)
+                self.facts = await self._shake_hands()
+                say("warming up")
+                await self._warm_up(chunks)
         except plugin.PluginError as error:
             await self.stop()
             raise EngineError(str(error)) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from workbench.bound import KVBound
 from workbench.engine.base import EngineDead, EngineError, Facts
+from workbench.engine.host import LOG
 from workbench.engine.vllm import VllmEngine
 from workbench.gpu_check.table import CheckFailed, NotAvailable
 from workbench.profiles import Profile
@@ -29,7 +30,7 @@ class WatchedEngine(VllmEngine):
 
     async def _shake_hands(self) -> Facts:
         facts = await super()._shake_hands()
-        self.said = (self._log_dir / "engine.log").read_text(errors="replace")
+        self.said = (self._log_dir / LOG).read_text(errors="replace")
         self.graph_mode = self._llm.vllm_config.compilation_config.cudagraph_mode.name
         return facts
 

@@ -1,0 +1,31 @@
+"""What libraries remark while an engine starts goes into its log, and to the user again afterwards."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from workbench.engine.host import LOG, libraries_logged
+
+
+@pytest.mark.parametrize("name", ["transformers.processing_utils", "torch._library.triton"])
+def test_a_library_s_remark_goes_into_the_engine_s_log_alone(tmp_path, capfd, name):
+    logger, library = logging.getLogger(name), logging.getLogger(name.partition(".")[0])
+    with libraries_logged(tmp_path):
+        heard_before = library.handlers
+        logger.warning("an option is not valid")
+    assert capfd.readouterr().err == ""
+    assert (tmp_path / LOG).read_text().rstrip().endswith("WARNING MainProcess an option is not valid")
+    assert library.handlers != heard_before and not logger.disabled
+
+
+def test_afterwards_libraries_speak_as_before_also_when_the_engine_did_not_start(tmp_path):
+    loggers = [logging.getLogger(name) for name in ("transformers", "torch")]
+    with libraries_logged(tmp_path):
+        pass
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    assert all(handlers for handlers, _ in before)
+    with pytest.raises(OSError), libraries_logged(tmp_path):
+        raise OSError
+    assert [(logger.handlers, logger.propagate) for logger in loggers] == before
