@@ -143,7 +143,8 @@ class MoshiForConditionalGeneration(nn.Module, SupportsMultiModal):
             return ()
         streams = streams if isinstance(streams, torch.Tensor) else torch.stack(list(streams))
         embedded = sum(table(codes) for table, codes in zip(self.embed_tokens, streams.T[1:], strict=True))
-        return (embedded + self.model.embed_input_ids(streams[:, 0])).split(1)
+        # Copies: in the encoder cache a row that is a view would keep the whole step's.
+        return tuple(row.clone() for row in (embedded + self.model.embed_input_ids(streams[:, 0])).split(1))
 
     def forward(
         self,

@@ -20,6 +20,24 @@ def test_a_library_s_remark_goes_into_the_engine_s_log_alone(tmp_path, capfd, na
     assert library.handlers != heard_before and not logger.disabled
 
 
+def test_of_two_engines_that_start_at_once_neither_leaves_its_log_behind(tmp_path, capfd):
+    logger = logging.getLogger("transformers")
+    with libraries_logged(tmp_path):
+        pass
+    before, folders, starts = logger.handlers, [tmp_path / "a", tmp_path / "b"], []
+    for folder in folders:
+        folder.mkdir()
+        starts.append(libraries_logged(folder))
+        starts[-1].__enter__()
+    logger.warning("both start")
+    starts[0].__exit__(None, None, None)
+    logger.warning("b still does")
+    starts[1].__exit__(None, None, None)
+    assert capfd.readouterr().err == "" and logger.handlers == before
+    said = [[line.rpartition("MainProcess ")[2] for line in (f / LOG).read_text().splitlines()] for f in folders]
+    assert said == [["both start"], ["both start", "b still does"]]
+
+
 def test_afterwards_libraries_speak_as_before_also_when_the_engine_did_not_start(tmp_path):
     loggers = [logging.getLogger(name) for name in ("transformers", "torch")]
     with libraries_logged(tmp_path):

@@ -100,3 +100,10 @@ def test_a_config_that_is_none_is_said(tmp_path):
     write(tmp_path / "m", "{")
     with pytest.raises(EngineError, match=r"^[^\n]*config.json cannot be read: [^\n]+$"):
         read_config(tmp_path / "m")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"'])
+def test_a_config_of_another_kind_is_said(tmp_path, text):
+    write(tmp_path / "m", text)
+    with pytest.raises(EngineError, match=r"^[^\n]*config.json is no config of a model: [^\n]+$"):
+        read_config(tmp_path / "m")

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from workbench.experiments import ExperimentError, experiment, parameters, profile_of
+from workbench.experiments import ExperimentError, cliff, experiment, parameters, profile_of
 from workbench.experiments import models as models_experiment
 from workbench.experiments.models import MODELS, claims_of, run
+from workbench.plots_models import systems
 from workbench.profiles import load_profile
 from workbench.report import make_report
 
@@ -88,6 +89,23 @@ def test_a_row_says_what_was_counted(result):
         assert row["ceiling_measured"] >= row["ceiling"] > row["sessions"]
     # Of 64 + 16 and of 16 tokens kept, with what a frame adds and the rest of a block: 7 blocks and 2 at most.
     assert (minicpm["ceiling"], moshi["ceiling"]) == (100 // 7, 20 // 2)
+
+
+def test_a_bounded_arm_whose_sessions_all_end_fails_its_claims_and_is_shown(files, monkeypatch):
+    watch = cliff.watch
+
+    def ending(profile, plan, manager, bound, *rest):
+        if bound is not None:
+            manager.wait_for(seconds=3 * profile.frame_budget_s)
+            for name in list(manager.beat.sessions):
+                manager.close_session(name)
+        return watch(profile, plan, manager, bound, *rest)
+
+    monkeypatch.setattr(cliff, "watch", ending)
+    ended = run(load_profile(files["moshi"]), models="none")
+    row = row_of(ended, "moshi")
+    assert row["ceiling_measured"] is None and not ended.holds
+    assert "- (10)" in systems(ended.metrics["models"], ended.metrics["cards"]).to_html()
 
 
 def test_the_bounded_arm_hears_more_than_the_unbounded_one(result):

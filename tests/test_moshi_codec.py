@@ -127,6 +127,7 @@ def changed(**changes):
         (without_mimi, "no weights of Mimi"),
         (changed(audio_encoder_config=None), "no Mimi"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "no Mimi"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no tensors"), "cannot be read"),
     ],
 )

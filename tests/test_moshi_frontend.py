@@ -182,11 +182,18 @@ def spoiled(folder, tmp_path, **changes):
     return copy
 
 
+def no_object(tmp_path):
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "config.json").write_text("[]")
+    return tmp_path / "list"
+
+
 def test_a_model_that_does_not_fit_is_refused_with_one_line(folder, tmp_path):
     cases = [
         (lambda: moshi(folder, vocab_size=32_000), "a text vocabulary of 512, the engine one of 32000"),
         (lambda: moshi(None), "needs the folder of a Moshi"),
         (lambda: moshi(tmp_path), "has no config.json"),
+        (lambda: moshi(no_object(tmp_path)), "has a config.json that is none"),
         (lambda: moshi(spoiled(folder, tmp_path / "a", audio_encoder_config=None)), "no Mimi"),
         (lambda: moshi(spoiled(folder, tmp_path / "b", architectures=["Llama"])), "is no MoshiForConditional"),
     ]

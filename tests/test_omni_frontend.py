@@ -44,6 +44,15 @@ def test_the_first_frame_has_the_header_and_every_one_the_models_own_delimiters(
     assert not front_end.meaningful
 
 
+@pytest.mark.parametrize("manifest", ["[]", '{"model": {}}', "{", None])
+def test_of_a_folder_that_is_not_this_package_s_the_words_are_shown(tmp_path, manifest):
+    folder = shutil.copytree(model_path("qwen3-omni-tiny"), tmp_path / "theirs")
+    (folder / "manifest.json").unlink()
+    if manifest is not None:
+        (folder / "manifest.json").write_text(manifest)
+    assert make("qwen3-omni", folder=folder).meaningful
+
+
 @pytest.mark.parametrize("name", OMNI)
 def test_a_frame_counts_as_the_model_counts_its_audio(name):
     profile = load_profile(f"{name}-tiny")

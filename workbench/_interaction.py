@@ -52,7 +52,9 @@ def interaction_profiles(make) -> Iterator:
         tiny = {**_TINY, **_TINY_POOL.get(name, {}), "frame_budget_s": served["frame_budget_s"]}
         yield make(name=f"{name}-tiny", model=f"{name}-tiny", front_end=f"omni:{name}", **tiny)
     # Its own attention sees 3,000 frames, four minutes, the newest among them: that is the window here.
-    real = {"window": 2999, "sinks": 0, "sessions": 8, "pool_blocks": 3_000, "max_model_len": 16384}
+    # Few sessions: their codec hears one after the other before a beat's chunks go out, and vLLM's scheduler looks
+    # through each position that a session holds at every chunk.
+    real = {"window": 2999, "sinks": 0, "sessions": 4, "pool_blocks": 2_000, "max_model_len": 16384}
     yield make(name="moshi", model="kmhf/hf-moshiko", max_positions=131_072, **_MOSHI, **_CUDA, **real)
     # Two cores keep a beat of 80 ms for two sessions, not for four.
     tiny = {**_TINY, "window": 96, "sessions": 2, "pool_blocks": 24, "max_model_len": 768}

@@ -74,7 +74,7 @@ def load_mimi(folder: Path) -> Mimi:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise CodecError(f"{folder}: no config.json to read ({type(error).__name__}); give a Moshi folder") from error
-    if not isinstance(config.get("audio_encoder_config"), dict):
+    if not isinstance(config, dict) or not isinstance(config.get("audio_encoder_config"), dict):
         raise CodecError(f"{folder}: its config.json has no audio_encoder_config, so no Mimi; give a Moshi folder")
     return _load(folder, (folder / "config.json").stat().st_mtime_ns)
 

@@ -131,7 +131,7 @@ def _measured(row: dict[str, Any]) -> list[str]:
         _number(row["fill_blocks_per_s"]),
         f"{_number(row['t_sat_measured_s'])} ({_number(row['t_sat_predicted_s'])})",
         f"{_number(row['plateau_blocks'])} ({_number(row['plateau_blocks_predicted'])})",
-        f"{row['ceiling_measured']:,} ({row['ceiling']:,})",
+        f"{_number(row['ceiling_measured'])} ({row['ceiling']:,})",
     ]
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import psutil
+
 from workbench.bound import KVBound
 from workbench.engine import TokenEvent
 from workbench.engine.vllm import VllmEngine
 
 ANSWER_TIMEOUT_S = 120.0
+COUNTED = ("features", "scheduler_entries", "worker_entries")
 
 
 @dataclass
@@ -71,6 +74,15 @@ class Driver:
 
     def snapshot(self):
         return self.do(self.engine.snapshot())
+
+    def media(self) -> list[int]:
+        """Features that sessions hold, and what the scheduler and the worker have in the encoder cache."""
+        media = self.do(self.engine.media())
+        return [media[key] for key in COUNTED]
+
+    def resident_mib(self) -> float:
+        """Host memory of this process, which hears the audio first, and of the engine's."""
+        return (psutil.Process().memory_info().rss + self.engine.rss_bytes()) / 2**20
 
     def close(self, *sessions: str) -> None:
         """Close sessions and wait until the scheduler has forgotten them."""

@@ -12,8 +12,10 @@ from transformers import DynamicCache, MoshiForConditionalGeneration
 
 from tests.engine.driver import Driver, Frame
 from tests.engine.reference import visible_positions
+from workbench.audio import AudioStream, sample_clip
 from workbench.bound import KVBound
 from workbench.engine.media import AudioChunk
+from workbench.frontends import make_frontend
 from workbench.profiles import load_profile
 from workbench.tiny_models.moshi import WINDOW
 from workbench.weights import model_path
@@ -181,6 +183,29 @@ def test_what_is_resident_is_what_the_bound_says(served, driver):
     resident = {name: (sessions[name].resident, sessions[name].evicted) for name in BOUNDS}
     # Of 150 frames whole blocks are gone: behind one block of sinks, before the window.
     assert resident == {"unbounded": (150, 0), "S0-W64": (86, 64), "S4-W32": (86, 64), "own window": (118, 32)}
+
+
+def test_host_memory_is_flat_over_five_hundred_frames(driver, folder):
+    """Through the front end, whose codec is a part of what a session holds."""
+    clip, bound = sample_clip("numbers"), KVBound(64, 4)
+    vocab_size, budget = driver.engine.facts.vocab_size, driver.profile.frame_budget_s
+    heard = make_frontend("moshi", vocab_size=vocab_size, clip=clip, frame_budget_s=budget, model_path=folder)
+    stream, seen, before = AudioStream(clip, budget, loop=True), [], driver.media()
+    for k in range(500):
+        heard.encode(stream.chunk(k), k)
+        chunk, owed = heard.chunk(k, 1)
+        frame = driver.round({"long": (chunk, bound)}, owed)["long"]
+        heard.said(frame.tokens_out, k, 0.0)
+        heard.spoke(frame.codes)
+        if k % 100 == 99:
+            mine = [now - then for now, then in zip(driver.media(), before, strict=True)]
+            seen.append((k + 1, driver.resident_mib(), mine, driver.snapshot().sessions["long"].resident))
+    for frames, rss, (features, scheduler, worker), held in seen:
+        print(f"frame {frames}: {rss:.0f} MiB resident, {features} features, {scheduler} + {worker} encoder entries")
+        assert 0 < features == held and max(scheduler, worker) <= held < frames
+    assert abs(seen[-1][1] - seen[0][1]) < 16
+    driver.close("long")
+    assert driver.media()[0] == before[0]
 
 
 def test_a_wrong_position_ends_its_session_alone(served, driver):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
+from threading import Lock
 
 from workbench.engine.base import EngineError
 
@@ -20,6 +21,7 @@ KILLED = "one of its processes ended without a word: killed from outside, or mem
 _DEATH = "EngineDeadError"
 LOG = "engine.log"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(processName)s %(message)s"
+_LIBRARIES = ("transformers", "torch")
 _LOG_PREFIX = re.compile(r"^\S+ \S+ ERROR \S+ ")
 # A line of a traceback that names the exception.
 _ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: |$)")
@@ -100,13 +102,37 @@ def libraries_logged(log_dir: Path) -> Iterator[None]:
     get_verbosity()  # and transformers makes them when it is first asked
     file = logging.FileHandler(log_dir / LOG)
     file.setFormatter(logging.Formatter(LOG_FORMAT))
-    loggers = [logging.getLogger(name) for name in ("transformers", "torch")]
-    kept = [(logger.handlers, logger.propagate) for logger in loggers]
-    for logger in loggers:
-        logger.handlers, logger.propagate = [file], False
+    _divert(file)
     try:
         yield
     finally:
-        for logger, (handlers, propagate) in zip(loggers, kept, strict=True):
-            logger.handlers, logger.propagate = handlers, propagate
+        _divert_no_more(file)
         file.close()
+
+
+# Engines may start at the same time in threads of one process: the first to come keeps what the last to go gives back.
+_diverted: list[logging.Handler] = []
+_own: dict[str, tuple[list[logging.Handler], bool]] = {}
+_diverting = Lock()
+
+
+def _divert(file: logging.Handler) -> None:
+    with _diverting:
+        for name in _LIBRARIES if not _diverted else ():
+            logger = logging.getLogger(name)
+            _own[name] = (logger.handlers, logger.propagate)
+            logger.propagate = False
+        _diverted.append(file)
+        for name in _LIBRARIES:
+            logging.getLogger(name).handlers = list(_diverted)
+
+
+def _divert_no_more(file: logging.Handler) -> None:
+    with _diverting:
+        _diverted.remove(file)
+        for name in _LIBRARIES:
+            logger = logging.getLogger(name)
+            if _diverted:
+                logger.handlers = list(_diverted)
+            else:
+                logger.handlers, logger.propagate = _own.pop(name)

@@ -54,9 +54,12 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
 def read_config(folder: Path) -> dict:
     """The config.json of a model folder. Raises EngineError where it is none."""
     try:
-        return json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise EngineError(f"{folder / 'config.json'} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise EngineError(f"{folder / 'config.json'} is no config of a model: restore the model's folder")
+    return config
 
 
 def _decoder_path(config: dict) -> tuple[str, ...]:

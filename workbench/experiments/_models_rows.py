@@ -109,7 +109,8 @@ def measured_row(profile: Profile, ran: Result) -> dict[str, Any]:
         "ceiling": memory_ceiling(profile, profile.bound),
         "plateau_blocks_most": most,
         "plateau_blocks_most_predicted": _plateau(profile).most,
-        "ceiling_measured": math.floor(profile.pool_blocks / most),
+        # None where every bounded session ended before.
+        "ceiling_measured": math.floor(profile.pool_blocks / most) if most > 0 else None,
         "delivered_unbounded": unbounded["delivered"],
         "owed_unbounded": unbounded["owed"],
         "delivered_bounded": bounded["delivered"],

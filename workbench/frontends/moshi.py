@@ -164,6 +164,8 @@ def _config(folder: Path) -> dict:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise FrontEndError(f"moshi front end: {folder} has no config.json to read; give a Moshi folder") from error
+    if not isinstance(config, dict):
+        raise FrontEndError(f"moshi front end: {folder} has a config.json that is none; give a Moshi folder")
     if MOSHI not in (config.get("architectures") or ()):
         raise FrontEndError(
             f"moshi front end: {folder} is no {MOSHI} but {config.get('architectures')}; give a Moshi folder"

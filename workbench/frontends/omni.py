@@ -108,7 +108,7 @@ def _is_random(folder: Path) -> bool:
     """Whether this package made the weights up, for tests."""
     try:
         return json.loads((folder / "manifest.json").read_text())["model"].endswith("-tiny")
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or one of somebody else's making
         return False
 
 

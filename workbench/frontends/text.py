@@ -137,7 +137,7 @@ def _read_tokenizer(file: Path, modified_ns: int):
         if file.name != TOKENIZER_FILES[0]:
             from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(file.parent).backend_tokenizer
+            return AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False).backend_tokenizer
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing narrower
         reason = " ".join(str(error).split())
