@@ -52,6 +52,13 @@ def panel(chromium, lab, served_folder, tables):
     assert left == []
 
 
+@pytest.fixture(autouse=True)
+def no_error_is_left(panel):
+    """Said of the test in which it happened."""
+    yield
+    assert panel.errors == []
+
+
 def occupancy(panel) -> float:
     return trace(panel, "occupancy")[1][-1]
 
