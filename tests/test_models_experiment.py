@@ -111,6 +111,9 @@ def test_a_bounded_arm_whose_sessions_all_end_fails_its_claims_and_is_shown(file
 def test_the_bounded_arm_hears_more_than_the_unbounded_one(result):
     last = result.frames.groupby(["model", "run"])["due_at_s"].max().unstack()
     assert (last["bounded"] > last["unbounded"]).all()
+    # And of short frames the silence is long enough to be seen.
+    moshi = row_of(result, "moshi")
+    assert last.loc[moshi["profile"], "unbounded"] > moshi["t_wall_s"] + 4.5
 
 
 def test_the_tables_say_which_model_a_row_is_of(result, files):

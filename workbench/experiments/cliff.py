@@ -22,7 +22,8 @@ INGESTED_OVER_POOL = 2.0
 JOINS_AT, LEAVES_AT = (2, 3), 4
 FEWEST = 2
 LAG_SLOPE_ERROR = 0.1
-WALL_FRAMES = 6  # frames to watch from the wall on
+# What to watch from the wall on: frames, and of short ones as many seconds, or nobody would see the silence in a plot.
+WALL_FRAMES, WALL_S = 6, 5.0
 GIVE_UP_FACTOR = 2.5  # an unbounded arm that has not walled after this multiple of Eq. 1's time never will
 
 
@@ -140,10 +141,11 @@ def watch(profile, plan, manager, bound, bounded_frames, began, say) -> bool:
     """Wait until the arm has shown what it is for; whether it walled."""
     budget = profile.frame_budget_s
     length = bounded_frames * budget if bound else GIVE_UP_FACTOR * plan.fills_after_s
-    expected = length if bound else plan.fills_after_s + (2 + WALL_FRAMES) * budget
+    silence = max((2 + WALL_FRAMES) * budget, WALL_S)
+    expected = length if bound else plan.fills_after_s + silence
     while manager.now() - began < length and manager.beat.dead is None:
         wall = manager.beat.wall_at_s
-        if wall is not None and manager.now() > wall + (2 + WALL_FRAMES) * budget:
+        if wall is not None and manager.now() > wall + silence:
             break
         if not manager.running:
             break
