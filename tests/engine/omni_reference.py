@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from tests.engine.fed import Fed
 from tests.engine.reference import reference_rows
+from workbench.reference import ReferenceSession
 
 
 class Decoder:
@@ -68,6 +70,13 @@ class Decoder:
             ).last_hidden_state[0]
 
         return reference_rows(hidden, self.head, frames, block)
+
+    def moving_logprobs(self, frames, embeddings: np.ndarray, block: int) -> list[torch.Tensor]:
+        """As ``logprobs``, frame after frame with a cache whose sinks move, for a decoder of one axis of positions."""
+        assert self._axes == 1
+        fed = Fed(self.text, self.head, torch.from_numpy(embeddings), self.text.rotary_emb)
+        session = ReferenceSession(fed, block)
+        return [torch.tensor(session.logprobs(frame)) for frame in frames]
 
     def heard(self, samples: np.ndarray) -> torch.Tensor:
         """What Qwen's audio encoder makes of float32 samples at 16 kHz: (audio tokens, width)."""

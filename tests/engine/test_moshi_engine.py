@@ -11,12 +11,14 @@ import torch
 from transformers import DynamicCache, MoshiForConditionalGeneration
 
 from tests.engine.driver import Driver, Frame
+from tests.engine.fed import Fed
 from tests.engine.reference import visible_positions
 from workbench.audio import AudioStream, sample_clip
 from workbench.bound import KVBound
 from workbench.engine.media import AudioChunk
 from workbench.frontends import make_frontend
 from workbench.profiles import load_profile
+from workbench.reference import ReferenceSession
 from workbench.tiny_models.moshi import WINDOW
 from workbench.weights import model_path
 
@@ -166,6 +168,27 @@ def test_the_own_window_is_a_bound_but_for_the_size_of_a_block(served, driver, m
     _, before, _ = visible_positions(frames, driver.profile.block_size)
     most = WINDOW - 1 + driver.profile.block_size - 1
     assert {len(seen) for seen in before[WINDOW:]} == set(range(WINDOW - 1, most + 1))
+
+
+def test_sinks_that_move_are_those_of_a_cache_whose_keys_are_rotated_on(driver, model):
+    assert driver.engine.facts.sinks_stay is None
+    draw, moving, last = np.random.RandomState(2), KVBound(32, 4, moving=True), [TEXTS, *[CODES] * 8]
+    for _ in range(FRAMES):
+        streams = np.array([*last, *draw.randint(0, CODES, 8)], dtype=np.int64)
+        frame = driver.round({"moving": (position(streams), moving)}, owed=1)["moving"]
+        last = [*frame.tokens_out, *frame.codes]
+    frames, block = driver.frames["moving"], driver.profile.block_size
+    rotary = model.decoder.model.layers[0].self_attn.rotary_emb
+    fed = Fed(model.decoder.model, model.decoder.lm_head, embedded(model, frames), rotary)
+    session = ReferenceSession(fed, block)
+    expected = [session.logprobs(frame)[0] for frame in frames]
+    worst = max(abs(frame.logprobs[0] - each) for frame, each in zip(frames, expected, strict=True))
+    codes = torch.tensor([frame.codes for frame in frames])
+    print(f"moving: {len(frames)} text tokens, largest difference {worst:.2e}; {codes.numel()} codes")
+    assert worst < TOLERANCE and torch.equal(likeliest_codes(model, torch.cat(fed.states), frames), codes)
+    # As if they stayed where they were said.
+    assert text_differences(model, hidden_states(model, frames, block), frames).max() > 100 * TOLERANCE
+    driver.close("moving")
 
 
 def test_frames_in_one_prompt_are_answered_as_frames_one_by_one(served, driver):

@@ -97,6 +97,21 @@ def test_a_bound_that_is_ignored_would_be_noticed(omni, decoder, bounded):
     assert farthest(frames["S4"], expected) > 10 * TOLERANCE
 
 
+def test_sinks_that_move_are_those_of_a_cache_whose_keys_are_rotated_on(omni, decoder):
+    if omni.engine.facts.sinks_stay is not None:
+        pytest.skip(omni.engine.facts.sinks_stay)
+    moving = KVBound(96, 40, moving=True)
+    omni.embeddings()
+    for _ in range(FRAMES):
+        omni.round({"one": moving})
+    frames, embeddings, block = omni.frames("one"), omni.embeddings()["one"], omni.profile.block_size
+    difference = farthest(frames, decoder.moving_logprobs(frames, embeddings, block))
+    print(f"moving: {FRAMES * 3} tokens compared, largest difference {difference:.1e}")
+    assert difference < TOLERANCE
+    assert omni.driver.snapshot().sessions["one"].evicted > 0
+    assert farthest(frames, decoder.logprobs(frames, embeddings, block)) > 10 * TOLERANCE
+
+
 def test_what_is_heard_is_what_the_model_s_own_encoder_makes_of_it(omni, decoder):
     if not omni.profile.name.startswith("qwen"):
         pytest.skip("no other implementation of this model's audio encoder is installed")
