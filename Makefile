@@ -13,7 +13,7 @@ STAMP := $(VENV)/.setup-done
 LOCK := requirements-cpu.lock
 LINT := workbench kernels_patch tests
 ENGINES := tests/engine tests/lab
-UNITS := tests $(ENGINES:%=--ignore=%) -n logical --maxprocesses 4 --dist worksteal
+UNITS := tests $(ENGINES:%=--ignore=%) -n logical --maxprocesses 2 --dist worksteal
 # The kind of the environment that is there stays until another one is asked for.
 EXTRA ?= $(or $(shell sed -n 's/^\([a-z]*\) in .*/\1/p' $(STAMP) 2>/dev/null),cpu)
 # Asked for its version because a shim may stand on PATH for a uv that is not there. `make setup UV=` uses pip.
@@ -79,7 +79,8 @@ demo: setup ## serve real speech with and without the bound, and write the repor
 	@$(WORKBENCH) report 01_cliff_and_slope --profile smollm2
 	echo 'make lab opens the notebook itself in JupyterLab.'
 
-# An engine takes every core, so only what starts none is spread over them. The second half runs whatever the first found.
+# An engine takes every core, so only what starts none is spread, over two of them: each process takes 1.4 GB. The second
+# half runs whatever the first found.
 test: setup browser ## run the tests, those with a real engine and a real browser too
 	@failed=0
 	$(PY) -m pytest $(UNITS) || failed=$$?
