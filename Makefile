@@ -13,7 +13,7 @@ STAMP := $(VENV)/.setup-done
 LOCK := requirements-cpu.lock
 LINT := workbench kernels_patch tests
 ENGINES := tests/engine tests/lab
-UNITS := tests $(ENGINES:%=--ignore=%) -n logical --maxprocesses 2 --dist worksteal
+UNITS := tests $(ENGINES:%=--ignore=%) -n 2 --dist worksteal
 # The kind of the environment that is there stays until another one is asked for.
 EXTRA ?= $(or $(shell sed -n 's/^\([a-z]*\) in .*/\1/p' $(STAMP) 2>/dev/null),cpu)
 # Asked for its version because a shim may stand on PATH for a uv that is not there. `make setup UV=` uses pip.

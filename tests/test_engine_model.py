@@ -105,5 +105,5 @@ def test_a_config_that_is_none_is_said(tmp_path):
 @pytest.mark.parametrize("text", ["[]", "null", '"x"'])
 def test_a_config_of_another_kind_is_said(tmp_path, text):
     write(tmp_path / "m", text)
-    with pytest.raises(EngineError, match=r"^[^\n]*config.json is no config of a model: [^\n]+$"):
+    with pytest.raises(EngineError, match=r"^[^\n]*config.json holds no JSON object: [^\n]+$"):
         read_config(tmp_path / "m")

@@ -126,8 +126,8 @@ def changed(**changes):
     [
         (without_mimi, "no weights of Mimi"),
         (changed(audio_encoder_config=None), "no Mimi"),
-        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "no Mimi"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read: "),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no JSON object"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no tensors"), "cannot be read"),
     ],
 )

@@ -192,8 +192,8 @@ def test_a_model_that_does_not_fit_is_refused_with_one_line(folder, tmp_path):
     cases = [
         (lambda: moshi(folder, vocab_size=32_000), "a text vocabulary of 512, the engine one of 32000"),
         (lambda: moshi(None), "needs the folder of a Moshi"),
-        (lambda: moshi(tmp_path), "has no config.json"),
-        (lambda: moshi(no_object(tmp_path)), "has a config.json that is none"),
+        (lambda: moshi(tmp_path), "config.json cannot be read: "),
+        (lambda: moshi(no_object(tmp_path)), "config.json holds no JSON object; give a Moshi folder"),
         (lambda: moshi(spoiled(folder, tmp_path / "a", audio_encoder_config=None)), "no Mimi"),
         (lambda: moshi(spoiled(folder, tmp_path / "b", architectures=["Llama"])), "is no MoshiForConditional"),
     ]

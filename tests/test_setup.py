@@ -92,7 +92,7 @@ TORCH = next(text for text in PYPROJECT["project"]["optional-dependencies"]["cpu
 (WEIGHTS,) = PYPROJECT["project"]["optional-dependencies"]["weights"]
 INSTALLED = [f"pip {TORCH}", "pip --no-deps -r requirements-cpu.lock", "pip --no-deps --no-build-isolation -e ."]
 
-UNITS = "-m pytest tests --ignore=tests/engine --ignore=tests/lab -n logical --maxprocesses 2 --dist worksteal"
+UNITS = "-m pytest tests --ignore=tests/engine --ignore=tests/lab -n 2 --dist worksteal"
 ENGINES = "-m pytest tests/engine tests/lab -m not models"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -13,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from workbench.engine.host import core_list, executor, find_plugin
-from workbench.engine.model import pool_bytes
+from workbench.engine.model import pool_bytes, read_config
 
 CPUINFO = Path("/proc/cpuinfo")
 # CPU time is counted in hundredths of a second: over this long, a twentieth of a core shows.
@@ -151,7 +150,7 @@ def machine_floor(folder: Path, profile, cores: int) -> MachineFloor | None:
     import torch
 
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = read_config(folder)
         layers, head = _parameters(config)
     except KeyError:
         return None

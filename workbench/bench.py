@@ -101,6 +101,7 @@ async def _bench(profile: Profile, say) -> dict:
 
 
 async def step_time(profile: Profile, stock: Rounds, plugin: Rounds, say) -> list[dict]:
+    """Ratios of frame times, bounded and unbounded, to the stock engine's, measured by turns at equal resident KV."""
     bound, names = profile.bound, [f"b{i}" for i in range(profile.sessions)]
     resident = bound.sink_tokens(profile.block_size) + bound.window + profile.block_size // 2
     # Old bounded sessions: far past their window, so that every frame evicts.

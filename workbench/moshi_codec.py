@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from workbench._model_config import read_config
 from workbench.audio import SAMPLE_RATE
 
 MIMI_RATE = 24_000
@@ -70,11 +71,8 @@ class Mimi:
 def load_mimi(folder: Path) -> Mimi:
     """The codec in a Moshi folder, read once, float32, on the GPU where there is one. CodecError where it has none."""
     folder = Path(folder)
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise CodecError(f"{folder}: no config.json to read ({type(error).__name__}); give a Moshi folder") from error
-    if not isinstance(config, dict) or not isinstance(config.get("audio_encoder_config"), dict):
+    config = read_config(folder, lambda line: CodecError(f"{line}; give a Moshi folder"))
+    if not isinstance(config.get("audio_encoder_config"), dict):
         raise CodecError(f"{folder}: its config.json has no audio_encoder_config, so no Mimi; give a Moshi folder")
     return _load(folder, (folder / "config.json").stat().st_mtime_ns)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench._model_config import read_config
 from workbench.audio import SAMPLE_RATE
 
 # Which hears codes, by a front end of its own.
@@ -138,16 +138,9 @@ def omni_model(folder: Path) -> OmniModel:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file():
+    if not (folder / "config.json").is_file():
         raise OmniError(f"no model folder {folder}: give one that holds a config.json")
-    try:
-        config = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise OmniError(f"{file} cannot be read: {' '.join(str(error).split())}; restore it") from error
-    if not isinstance(config, dict):
-        raise OmniError(f"{file} holds no JSON object: restore it")
-    return config
+    return read_config(folder, lambda line: OmniError(f"{line}; restore it"))
 
 
 def _is_version(model: OmniModel, config: dict[str, Any]) -> bool:

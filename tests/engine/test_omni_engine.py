@@ -98,9 +98,12 @@ def test_a_bound_that_is_ignored_would_be_noticed(omni, decoder, bounded):
 
 
 def test_sinks_that_move_are_those_of_a_cache_whose_keys_are_rotated_on(omni, decoder):
-    if omni.engine.facts.sinks_stay is not None:
-        pytest.skip(omni.engine.facts.sinks_stay)
     moving = KVBound(96, 40, moving=True)
+    if omni.profile.name.startswith("qwen"):
+        why = omni.engine.facts.sinks_stay
+        assert "M-RoPE" in why and why in omni.round({"refused": moving})["refused"].ended
+        del omni.driver.frames["refused"]
+        return
     omni.embeddings()
     for _ in range(FRAMES):
         omni.round({"one": moving})

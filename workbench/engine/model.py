@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
+from workbench import _model_config
 from workbench.engine.base import EngineError
 from workbench.omni_models import MOSHI, OMNI
 
@@ -53,13 +53,7 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
 
 def read_config(folder: Path) -> dict:
     """The config.json of a model folder. Raises EngineError where it is none."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{folder / 'config.json'} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(config, dict):
-        raise EngineError(f"{folder / 'config.json'} is no config of a model: restore the model's folder")
-    return config
+    return _model_config.read_config(folder, lambda line: EngineError(f"{line}: restore the model's folder"))
 
 
 def _decoder_path(config: dict) -> tuple[str, ...]:

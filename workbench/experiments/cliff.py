@@ -121,7 +121,7 @@ def _run_arm(profile, plan, arm, bound, bounded_frames, say, tables_dir) -> Arm:
         early = len(voices) - min(len(JOINS_AT), profile.sessions - 1)
         names = [manager.add(clip, bound, start_s=at) for clip, at in voices[:early]]
         began = manager.now()
-        # Strict would refuse two sessions, of which one joins late.
+        # Not strict, for of two sessions one joins late.
         joins = zip(JOINS_AT, voices[early:], strict=False)
         pending = [(began + at * budget, "join", who) for at, who in joins]
         pending.append((began + LEAVES_AT * budget, "leave", names[-1]))
@@ -155,6 +155,7 @@ def watch(profile, plan, manager, bound, bounded_frames, began, say) -> bool:
 
 
 def result_of(profile: Profile, arms: dict[str, Arm], bounded_frames: int) -> Result:
+    """Metrics, claims and tables of two arms, "unbounded" and "bounded", the latter meant to last so many frames."""
     tables = {name: arm.manager.tables for name, arm in arms.items()}
     facts = arms["bounded"].manager.engine.facts
     unbounded, unbounded_claims = _unbounded(profile, arms["unbounded"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 
 from workbench._loop import run_to_end
 from workbench.bound import KVBound, blocks_for
-from workbench.engine.model import model_folder
+from workbench.engine.model import model_folder, read_config
 from workbench.engine.vllm import VllmEngine
 from workbench.experiments import Claim, ExperimentError, Progress, Result, joined, listed
 from workbench.experiments._distance_metrics import MOVING, NO_SINKS, SINKS, UNBOUNDED, metrics_of
@@ -87,7 +86,7 @@ def run(
 def _context(profile: Profile, say: Progress) -> int:
     """The positions that the model was trained for, by its own configuration."""
     folder = model_folder(profile.model, lambda message: say(message, 0.0))
-    context = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    context = read_config(folder).get("max_position_embeddings")
     if context is None:
         raise ExperimentError(f"the configuration of {profile.model} does not say how long its context is")
     return context

@@ -92,7 +92,7 @@ def _check(profile: Profile) -> None:
         profile.check_bound(profile.bound)
     except (BoundError, CardError, ProfileError) as error:
         raise ExperimentError(f"{profile.name}: {error}") from None
-    saturation._check(profile)
+    saturation.check(profile)
     warning = profile.plateau_warning([profile.bound] * profile.sessions)
     if warning:
         raise ExperimentError(f"{profile.name}: the bounded arm cannot hold its plateau: {warning}")

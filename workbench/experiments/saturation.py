@@ -85,7 +85,7 @@ def run(
     runs = {name: paper_profile(name, hardware, profile.seed, variance) for name in listed("models", models, none=True)}
     runs[profile.name if profile.model in runs else profile.model] = profile
     for each in runs.values():
-        _check(each)
+        check(each)
     done = {}
     for i, (name, each) in enumerate(runs.items()):
 
@@ -108,7 +108,8 @@ def _fills_after_s(profile: Profile) -> float:
     return profile.pool_tokens / (profile.sessions * profile.growth) * profile.frame_budget_s
 
 
-def _check(profile: Profile) -> None:
+def check(profile: Profile) -> None:
+    """Raise ExperimentError where sessions would not stay, or a pool fills too soon or too late to foretell it."""
     check_sessions_stay(profile)
     frames = _fills_after_s(profile) / profile.frame_budget_s
     if PREDICT_BELOW_USAGE * frames < 5:

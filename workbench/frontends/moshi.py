@@ -6,13 +6,13 @@ side's first code, which carries the meaning, are those of now; the seven others
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from workbench._model_config import read_config
 from workbench.audio import Clip
 from workbench.engine.media import AudioChunk
 from workbench.frontends import FrontEndError
@@ -160,12 +160,7 @@ class MoshiFrontEnd:
 
 
 def _config(folder: Path) -> dict:
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise FrontEndError(f"moshi front end: {folder} has no config.json to read; give a Moshi folder") from error
-    if not isinstance(config, dict):
-        raise FrontEndError(f"moshi front end: {folder} has a config.json that is none; give a Moshi folder")
+    config = read_config(folder, lambda line: FrontEndError(f"moshi front end: {line}; give a Moshi folder"))
     if MOSHI not in (config.get("architectures") or ()):
         raise FrontEndError(
             f"moshi front end: {folder} is no {MOSHI} but {config.get('architectures')}; give a Moshi folder"
