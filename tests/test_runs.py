@@ -61,7 +61,10 @@ def failing(number: int, error: str) -> int:
 
 def linger(folder: str, number: int) -> int:
     """The first returns, the others stay until they are ended; each leaves its process's number."""
-    (Path(folder) / f"{number}.pid").write_text(str(os.getpid()))
+    # Whole as soon as it is there, for somebody waits for it.
+    part = Path(folder) / f"{number}.part"
+    part.write_text(str(os.getpid()))
+    part.replace(part.with_suffix(".pid"))
     if number:
         time.sleep(600)
     return number
